@@ -1,0 +1,1 @@
+"""RoBERTa for masked language modelling in named axes."""
