@@ -1,7 +1,8 @@
 """MlmExample: what the model and the loss see of one row of packed text.
 
-The loss is taken at ``masked_positions`` only, so the head never runs elsewhere (google-research/bert,
-``gather_indexes``). The ``masked`` axis is static: unused slots carry weight 0.
+The loss is taken at ``masked_positions`` only, so the head never runs elsewhere
+(google-research/bert, ``gather_indexes``). The ``masked`` axis is static: unused slots carry
+weight 0.
 """
 
 from enum import IntEnum
