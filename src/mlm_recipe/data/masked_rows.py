@@ -1,0 +1,150 @@
+"""Rows with masks that are a pure function of (key, global example index).
+
+Masking sits at the outermost dataset level: below a mixture that restarts, indices wrap and every
+epoch would see the same masks. Here they are new each epoch, and equal on any device count, batch
+split or resume point, with no state to checkpoint.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from haliax import Axis, NamedArray
+from jaxtyping import PRNGKeyArray
+from levanter.data.dataset import AsyncDataset
+from levanter.utils.jax_utils import local_cpu_mesh
+
+from mlm_recipe.data.example import MlmExample
+from mlm_recipe.data.masking import MaskedTokens, mask_tokens
+from mlm_recipe.data.masking_config import MaskingConfig
+from mlm_recipe.data.rows import Row
+from mlm_recipe.data.tokenizer import TokenizerInfo
+
+RatesAt = Callable[[np.ndarray], np.ndarray]
+
+
+class MaskedRows(AsyncDataset[MlmExample]):
+    """Masks each row of ``rows`` with the key folded with its index.
+
+    Args:
+        rows: Packed rows of ``Pos.size`` tokens.
+        Pos: The ``position`` axis.
+        masking: What to select and how to replace it.
+        tokenizer: Ids of ``<mask>``, the special tokens and the replacement vocabulary.
+        key: The stream of these masks; one for training, a constant one for evaluation.
+        rates_at: Global indices ``{n}`` -> ``{n, 3}`` float32 (rate, mask and random fraction).
+        word_starts: ``{vocab}`` bool, which tokens begin a word; only for whole words and spans.
+    """
+
+    def __init__(
+        self,
+        rows: AsyncDataset[Row],
+        Pos: Axis,
+        masking: MaskingConfig,
+        tokenizer: TokenizerInfo,
+        *,
+        key: PRNGKeyArray,
+        rates_at: RatesAt,
+        word_starts: np.ndarray | None = None,
+    ):
+        self.rows = rows
+        self.rates_at = rates_at
+        self.Masked = Axis("masked", masking.num_masked_slots(Pos.size))
+        self._Pos = Pos
+        maskable = np.ones(tokenizer.vocab_size, dtype=bool)
+        maskable[list(tokenizer.special_ids)] = False
+        with local_cpu_mesh():
+            mask_one = partial(
+                _mask_row,
+                Pos=Pos,
+                masking=masking,
+                mask_id=tokenizer.mask_id,
+                maskable_ids=jnp.asarray(maskable),
+                random_ids=hax.named(jnp.asarray(tokenizer.random_ids), "random"),
+                word_starts=None if word_starts is None else hax.named(word_starts, "vocab"),
+                key=jax.device_put(jax.device_get(key)),
+            )
+        self._mask_rows = jax.jit(jax.vmap(mask_one))
+
+    async def async_len(self) -> int:
+        return await self.rows.async_len()
+
+    def is_finite(self) -> bool:
+        return self.rows.is_finite()
+
+    async def get_batch(self, indices: Sequence[int]) -> Sequence[MlmExample]:
+        if not indices:
+            return []
+        rows = await self.rows.get_batch(indices)
+        masked = self._mask(
+            np.stack([row.input_ids for row in rows]),
+            np.stack([row.segment_ids for row in rows]),
+            np.asarray(indices, dtype=np.int64),
+        )
+        return [self._example(row, masked, i) for i, row in enumerate(rows)]
+
+    def _mask(self, tokens: np.ndarray, segments: np.ndarray, indices: np.ndarray) -> MaskedTokens:
+        """One jitted call; padded to a power of two so that few sizes are ever compiled."""
+        n = len(indices)
+        padded = 1 << (n - 1).bit_length()
+        inputs = (
+            tokens,
+            segments,
+            (indices >> 32).astype(np.uint32),
+            (indices & 0xFFFFFFFF).astype(np.uint32),
+            self.rates_at(indices),
+        )
+        inputs = [
+            np.pad(x, [(0, padded - n)] + [(0, 0)] * (x.ndim - 1), mode="edge") for x in inputs
+        ]
+        with local_cpu_mesh():
+            return jax.device_get(self._mask_rows(*inputs))
+
+    def _example(self, row: Row, masked: MaskedTokens, i: int) -> MlmExample:
+        Pos, Masked = self._Pos, self.Masked
+
+        def item(array: NamedArray, axis: Axis) -> NamedArray:
+            return NamedArray(np.asarray(array.array[i]), (axis,))
+
+        return MlmExample(
+            input_ids=item(masked.input_ids, Pos),
+            segment_ids=NamedArray(row.segment_ids, (Pos,)),
+            position_ids=NamedArray(row.position_ids, (Pos,)),
+            masked_positions=item(masked.masked_positions, Masked),
+            masked_labels=item(masked.masked_labels, Masked),
+            masked_weights=item(masked.masked_weights, Masked),
+            masked_kinds=item(masked.masked_kinds, Masked),
+        )
+
+
+def _mask_row(
+    tokens,
+    segments,
+    index_high,
+    index_low,
+    rates,
+    *,
+    Pos,
+    masking,
+    mask_id,
+    maskable_ids,
+    random_ids,
+    word_starts,
+    key,
+) -> MaskedTokens:
+    # Two folds, because fold_in takes 32 bits and long runs see more examples.
+    key = jax.random.fold_in(jax.random.fold_in(key, index_high), index_low)
+    return mask_tokens(
+        hax.named(tokens, Pos),
+        hax.named(maskable_ids[tokens] & (segments >= 0), Pos),
+        masking,
+        mask_id=mask_id,
+        random_ids=random_ids,
+        key=key,
+        segment_ids=hax.named(segments, Pos),
+        rates=(rates[0], rates[1], rates[2]),
+        word_starts=word_starts,
+    )
