@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import haliax as hax
 import jax
+import jax.numpy as jnp
 from levanter.data.loader import DataLoader
 
 from mlm_recipe.data.example import MlmExample
@@ -20,13 +21,23 @@ class GlobalBatches(Iterator[MlmExample]):
 
     def __init__(self, loader: DataLoader[MlmExample], *, start_step: int = 0):
         self._batches = loader.iter_from_step(start_step)
-        self._per_example = jax.jit(lambda weights: weights.sum() / weights.shape[0])
+        self._count = jax.jit(_count)
+        self._last: jax.Array | None = None
 
     def __next__(self) -> MlmExample:
         batch = next(self._batches)
-        per_example = self._per_example(batch.masked_weights.array)
+        per_example, self._last = self._count(batch.masked_weights.array, batch.segment_ids.array)
         return dataclasses.replace(batch, masked_per_example=hax.named(per_example, ()))
+
+    @property
+    def useful_tokens(self) -> int:
+        """Tokens of the last batch that are not padding, over all processes."""
+        return 0 if self._last is None else int(self._last)
 
     def close(self) -> None:
         """Stop the loader's thread; further items raise StopIteration."""
         self._batches.close()
+
+
+def _count(weights: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return weights.sum() / weights.shape[0], jnp.sum(segments >= 0)

@@ -5,9 +5,13 @@ The loss is taken at ``masked_positions`` only, so the head never runs elsewhere
 weight 0.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import equinox as eqx
+import haliax as hax
+import jax
+import numpy as np
 from haliax import NamedArray
 
 
@@ -42,3 +46,14 @@ class MlmExample(eqx.Module):
     It carries no batch axis, so gradient accumulation hands it whole to every microbatch; None
     means that this batch is the global batch.
     """
+
+
+def stack_examples(examples: Sequence[MlmExample]) -> MlmExample:
+    """Examples as one with a leading ``batch`` axis, as numpy arrays on the host."""
+    Batch = hax.Axis("batch", len(examples))
+
+    def stack(*leaves: NamedArray) -> NamedArray:
+        array = np.stack([np.asarray(leaf.array) for leaf in leaves])
+        return NamedArray(array, (Batch, *leaves[0].axes))  # pyright: ignore[reportArgumentType]
+
+    return jax.tree.map(stack, *examples, is_leaf=lambda x: isinstance(x, NamedArray))

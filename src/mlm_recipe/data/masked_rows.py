@@ -7,6 +7,7 @@ split or resume point, with no state to checkpoint.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import haliax as hax
 import jax
@@ -19,11 +20,13 @@ from levanter.utils.jax_utils import local_cpu_mesh
 
 from mlm_recipe.data.example import MlmExample
 from mlm_recipe.data.masking import MaskedTokens, mask_tokens
-from mlm_recipe.data.masking_config import MaskingConfig
+from mlm_recipe.data.masking_config import MaskingConfig, MaskingRates
 from mlm_recipe.data.rows import Row
 from mlm_recipe.data.tokenizer import TokenizerInfo
+from mlm_recipe.data.word_starts import WordStarts
 
-RatesAt = Callable[[np.ndarray], np.ndarray]
+RatesAt = Callable[[np.ndarray], MaskingRates]
+"""Global example indices ``{n}`` int64 to rates ``{n}`` float."""
 
 
 class MaskedRows(AsyncDataset[MlmExample]):
@@ -35,8 +38,8 @@ class MaskedRows(AsyncDataset[MlmExample]):
         masking: What to select and how to replace it.
         tokenizer: Ids of ``<mask>``, the special tokens and the replacement vocabulary.
         key: The stream of these masks; one for training, a constant one for evaluation.
-        rates_at: Global indices ``{n}`` -> ``{n, 3}`` float32 (rate, mask and random fraction).
-        word_starts: ``{vocab}`` bool, which tokens begin a word; only for whole words and spans.
+        rates_at: The rates at global example indices, for schedules over steps.
+        word_starts: Where words start; for whole words and spans.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class MaskedRows(AsyncDataset[MlmExample]):
         *,
         key: PRNGKeyArray,
         rates_at: RatesAt,
-        word_starts: np.ndarray | None = None,
+        word_starts: WordStarts | None = None,
     ):
         self.rows = rows
         self.rates_at = rates_at
@@ -64,7 +67,8 @@ class MaskedRows(AsyncDataset[MlmExample]):
                 mask_id=tokenizer.mask_id,
                 maskable_ids=jnp.asarray(maskable),
                 random_ids=hax.named(jnp.asarray(tokenizer.random_ids), "random"),
-                word_starts=None if word_starts is None else hax.named(word_starts, "vocab"),
+                word_starts=word_starts,
+                Masked=self.Masked,
                 key=jax.device_put(jax.device_get(key)),
             )
         self._mask_rows = jax.jit(jax.vmap(mask_one))
@@ -89,19 +93,13 @@ class MaskedRows(AsyncDataset[MlmExample]):
     def _mask(self, tokens: np.ndarray, segments: np.ndarray, indices: np.ndarray) -> MaskedTokens:
         """One jitted call; padded to a power of two so that few sizes are ever compiled."""
         n = len(indices)
-        padded = 1 << (n - 1).bit_length()
-        inputs = (
-            tokens,
-            segments,
-            (indices >> 32).astype(np.uint32),
-            (indices & 0xFFFFFFFF).astype(np.uint32),
-            self.rates_at(indices),
-        )
-        inputs = [
-            np.pad(x, [(0, padded - n)] + [(0, 0)] * (x.ndim - 1), mode="edge") for x in inputs
-        ]
+        rates = (np.asarray(rate, dtype=np.float32) for rate in self.rates_at(indices))
+        high = (indices >> 32).astype(np.uint32)
+        low = (indices & 0xFFFFFFFF).astype(np.uint32)
+        inputs = (tokens, segments, high, low, MaskingRates(*rates))
+        padding = (1 << (n - 1).bit_length()) - n
         with local_cpu_mesh():
-            return jax.device_get(self._mask_rows(*inputs))
+            return jax.device_get(self._mask_rows(*jax.tree.map(partial(_pad, padding), inputs)))
 
     def _example(self, row: Row, masked: MaskedTokens, i: int) -> MlmExample:
         Pos, Masked = self._Pos, self.Masked
@@ -120,20 +118,22 @@ class MaskedRows(AsyncDataset[MlmExample]):
         )
 
 
+def _pad(padding: int, array: np.ndarray) -> np.ndarray:
+    return np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1), mode="edge")
+
+
 def _mask_row(
-    tokens,
-    segments,
-    index_high,
-    index_low,
-    rates,
+    tokens: jax.Array,
+    segments: jax.Array,
+    index_high: jax.Array,
+    index_low: jax.Array,
+    rates: MaskingRates,
     *,
-    Pos,
-    masking,
-    mask_id,
-    maskable_ids,
-    random_ids,
-    word_starts,
-    key,
+    Pos: Axis,
+    masking: MaskingConfig,
+    maskable_ids: jax.Array,
+    key: PRNGKeyArray,
+    **kwargs: Any,
 ) -> MaskedTokens:
     # Two folds, because fold_in takes 32 bits and long runs see more examples.
     key = jax.random.fold_in(jax.random.fold_in(key, index_high), index_low)
@@ -141,10 +141,8 @@ def _mask_row(
         hax.named(tokens, Pos),
         hax.named(maskable_ids[tokens] & (segments >= 0), Pos),
         masking,
-        mask_id=mask_id,
-        random_ids=random_ids,
         key=key,
         segment_ids=hax.named(segments, Pos),
-        rates=(rates[0], rates[1], rates[2]),
-        word_starts=word_starts,
+        rates=rates,
+        **kwargs,
     )

@@ -88,8 +88,8 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """``--section.field value`` and ``--section.field=value`` as (dotted path, value) pairs.
+def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """``--section.field value`` and ``--section.field=value`` as (dotted path, text) pairs.
 
     Raises:
         ConfigError: a stray word, or an option without a value.
@@ -109,7 +109,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
                     word, None, "the option has no value", f"write {word} VALUE (true or false too)"
                 )
             text = rest.pop(0)
-        overrides.append((name.replace("-", "_"), parse_value(text)))
+        overrides.append((name.replace("-", "_"), text))
     return overrides
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_recipe.errors import ConfigError
+from mlm_recipe.launch.overlay import parse_value
 
 _SCHEMA_FILE = Path(__file__).with_name("schema.json")
 
@@ -42,6 +43,33 @@ class Schema:
             kind = self.classes[name]["fields"][block]["type"]
             name = kind["choices"][kind["default"]] if kind["kind"] == "choice" else kind["name"]
         return self.classes[name]["fields"][key]["default"]
+
+    def defaults(self, name: str) -> dict[str, Any]:
+        """All defaults of one class, by field."""
+        return {key: field["default"] for key, field in self.classes[name]["fields"].items()}
+
+    def coerce(self, path: str, text: str, config: Mapping[str, Any]) -> Any:
+        """A command-line value: YAML, but left as text where only text fits (a run id of 123)."""
+        value = parse_value(text)
+        kind = self._kind_at(path, config)
+        if kind is not None and not _fits_shallow(kind, value) and _fits_shallow(kind, text):
+            return text
+        return value
+
+    def _kind_at(self, path: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        kind: Mapping[str, Any] = {"kind": "class", "name": self.root}
+        here: Any = config
+        for key in path.split("."):
+            if kind["kind"] == "choice":
+                choice = here.get("type", kind["default"]) if isinstance(here, Mapping) else None
+                if choice not in kind["choices"]:
+                    return None
+                kind = {"kind": "class", "name": kind["choices"][choice]}
+            if kind["kind"] != "class" or key not in self.classes[kind["name"]]["fields"]:
+                return None
+            kind = self.classes[kind["name"]]["fields"][key]["type"]
+            here = here.get(key) if isinstance(here, Mapping) else None
+        return kind
 
     def _class(self, name: str, value: Any, path: str) -> None:
         if not isinstance(value, Mapping):
@@ -90,7 +118,7 @@ class Schema:
 
     def _union(self, options: list[Mapping[str, Any]], value: Any, path: str) -> None:
         """Accept any option; report the one whose outer shape fits, as that is what was meant."""
-        shaped = [option for option in options if _same_shape(option, value)]
+        shaped = [option for option in options if _fits_shallow(option, value)]
         errors = []
         for option in shaped:
             try:
@@ -139,7 +167,7 @@ def _fits(kind: Mapping[str, Any], value: Any) -> bool:
     return False
 
 
-def _same_shape(kind: Mapping[str, Any], value: Any) -> bool:
+def _fits_shallow(kind: Mapping[str, Any], value: Any) -> bool:
     match kind["kind"]:
         case "class" | "choice" | "map":
             return isinstance(value, Mapping)
@@ -148,7 +176,7 @@ def _same_shape(kind: Mapping[str, Any], value: Any) -> bool:
         case "any":
             return True
         case "union":
-            return any(_same_shape(option, value) for option in kind["options"])
+            return any(_fits_shallow(option, value) for option in kind["options"])
     return _fits(kind, value)
 
 

@@ -1,0 +1,112 @@
+"""The training program: ``python -m mlm_recipe.run --config RUN_DIR/config.yaml``.
+
+Reads the effective configuration that the launcher wrote and nothing else, trains, and writes
+``summary.json`` however it ends.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import levanter.tracker
+
+from mlm_recipe.config import decode_config
+from mlm_recipe.data.audit import MaskingAuditError
+from mlm_recipe.errors import ConfigError
+from mlm_recipe.launch.overlay import load_yaml
+from mlm_recipe.provenance import git_commit, versions
+from mlm_recipe.summary import RunSummary
+from mlm_recipe.training import DataExhaustedError, train
+
+logger = logging.getLogger(__name__)
+
+EXIT_TRAINING_FAILED = 1
+EXIT_CONFIG_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+_RESULTS = (
+    "exit_reason",
+    "final_step",
+    "train_loss",
+    "eval_loss",
+    "eval_perplexity",
+    "eval_masked_accuracy",
+    "tokens_seen",
+    "useful_tokens_per_second",
+)
+
+
+def run(config_file: Path) -> int:
+    """Train as the file says.
+
+    Returns:
+        0 after the last step; 1 training failed; 2 the input must be corrected; 130 interrupted.
+    """
+    summary = RunSummary(versions=versions(), git_commit=git_commit())
+    launched = os.environ.get("MLM_RECIPE_LAUNCHED_AT")
+    if launched is not None:
+        summary.seconds["imports"] = round(time.time() - float(launched), 3)
+    try:
+        config = decode_config(load_yaml(config_file))
+        summary.run_id = config.trainer.id
+        summary.num_train_steps = config.trainer.num_train_steps
+        train(config, summary)
+        summary.exit_reason = "finished"
+        return 0
+    except (ConfigError, MaskingAuditError, DataExhaustedError) as error:
+        summary.exit_reason, code = _foreseen(error)
+        summary.error = f"{type(error).__name__}: {error}"
+        sys.stderr.write(f"error: {error}\n")
+        return code
+    except KeyboardInterrupt:
+        summary.exit_reason = "interrupted"
+        return EXIT_INTERRUPTED
+    except Exception as error:  # the process edge: everything else is a failed training
+        summary.exit_reason = "error"
+        summary.error = f"{type(error).__name__}: {error}"
+        logger.exception("training failed")
+        return EXIT_TRAINING_FAILED
+    finally:
+        _finish_trackers(summary)
+        summary.write(config_file.parent / "summary.json")
+
+
+def _foreseen(error: Exception) -> tuple[str, int]:
+    if isinstance(error, ConfigError):
+        return "config_error", EXIT_CONFIG_ERROR
+    if isinstance(error, DataExhaustedError):
+        return "data_exhausted", EXIT_TRAINING_FAILED
+    return "audit_failed", EXIT_TRAINING_FAILED
+
+
+def _finish_trackers(summary: RunSummary) -> None:
+    """Flush trackers here: at interpreter exit W&B's threads can no longer be started."""
+    try:
+        tracker = levanter.tracker.current_tracker()
+    except RuntimeError:
+        return  # never initialised
+    results = {key: value for key, value in vars(summary).items() if key in _RESULTS}
+    tracker.log_summary({f"summary/{key}": value for key, value in results.items()})
+    tracker.finish()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse ``--config`` and run."""
+    parser = argparse.ArgumentParser(prog="python -m mlm_recipe.run", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the effective configuration")
+    # SIGTERM is how schedulers end a job: unwind, so that the summary is written.
+    signal.signal(signal.SIGTERM, _interrupt)
+    return run(parser.parse_args(arguments).config)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

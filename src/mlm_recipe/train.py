@@ -1,0 +1,157 @@
+"""The launcher: ``python -m mlm_recipe.train --config config/roberta_tiny.yaml``.
+
+It imports no jax. It reads the YAML, lays the command line on it, answers what can be answered
+without a device, writes the effective configuration into the run directory, and replaces itself
+with the training program, which reads that file only.
+"""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from mlm_recipe.errors import ConfigError
+from mlm_recipe.launch.checks import check_config
+from mlm_recipe.launch.environment import training_environment
+from mlm_recipe.launch.help import help_text
+from mlm_recipe.launch.overlay import (
+    Config,
+    get_path,
+    load_yaml,
+    parse_overrides,
+    set_path,
+    write_yaml,
+)
+from mlm_recipe.launch.schema import load_schema
+
+EXIT_CONFIG_ERROR = 2
+
+_NOT_YET = {"--preflight-only", "--target", "--variant", "--strict"}
+
+
+@dataclass
+class Options:
+    """The launcher's own words; everything else on the command line is an override."""
+
+    config: Path | None = None
+    help: str | None = None
+    overrides: list[str] = field(default_factory=list)
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Split the command line.
+
+    Raises:
+        ConfigError: an option that needs a value has none, or is not available.
+    """
+    options = Options()
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name in ("--config", "--config_path"):
+            if not equals and not rest:
+                raise ConfigError("--config", None, "the option has no value", "give a YAML file")
+            options.config = Path(value if equals else rest.pop(0))
+        elif word in ("-h", "--help"):
+            options.help = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+        elif word == "--no-preflight":
+            pass
+        elif name in _NOT_YET:
+            raise ConfigError(
+                name, value or None, "this version has no preflight yet", "leave the option out"
+            )
+        else:
+            options.overrides.append(word)
+    return options
+
+
+def effective_config(options: Options) -> Config:
+    """File, then command line, then what the run directory decides; checked.
+
+    Raises:
+        ConfigError: see `check_config`.
+    """
+    if options.config is None:
+        raise ConfigError(
+            "--config", None, "no configuration given", "add --config config/roberta_tiny.yaml"
+        )
+    schema = load_schema()
+    config = load_yaml(options.config)
+    for path, value in parse_overrides(options.overrides):
+        set_path(config, path, schema.coerce(path, value, config))
+    _name_the_run(config, options.config)
+    check_config(config, schema)
+    return config
+
+
+def _name_the_run(config: Config, source: Path) -> None:
+    """Give the run an id and put everything it writes below its directory."""
+    run_id = get_path(config, "trainer.id") or os.environ.get("RUN_ID")
+    run_id = str(run_id or f"{source.stem}-{secrets.token_hex(3)}")
+    set_path(config, "trainer.id", run_id)
+    run_dir = run_directory(config)
+    if get_path(config, "trainer.log_dir") is None:
+        set_path(config, "trainer.log_dir", str(run_dir / "logs"))
+    if get_path(config, "trainer.checkpointer.base_path") is None:
+        set_path(config, "trainer.checkpointer.base_path", str(run_dir / "checkpoints"))
+        set_path(config, "trainer.checkpointer.append_run_id_to_base_path", False)
+
+
+def run_directory(config: Config) -> Path:
+    """``output_dir/<trainer.id>``."""
+    output_dir = config.get("output_dir") or load_schema().default("output_dir")
+    return Path(str(output_dir)) / str(get_path(config, "trainer.id"))
+
+
+def write_effective_config(config: Config) -> Path:
+    """Write ``config.yaml`` into the run directory.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+    """
+    run_dir = run_directory(config)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_yaml(config, run_dir / "config.yaml")
+    except OSError as error:
+        raise ConfigError(
+            "output_dir",
+            str(run_dir.parent),
+            f"cannot write the run directory: {error.strerror}",
+            "choose a writable one: --output_dir DIR",
+        ) from error
+    return run_dir / "config.yaml"
+
+
+def exec_training(config_file: Path, config: Config) -> NoReturn:
+    """Become the training program."""
+    environ = training_environment(config, config_file.parent.resolve(), os.environ)
+    environ["MLM_RECIPE_LAUNCHED_AT"] = repr(time.time())
+    command = [sys.executable, "-m", "mlm_recipe.run", "--config", str(config_file)]
+    sys.stdout.flush()
+    os.execve(sys.executable, command, environ)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 0 after ``--help``, 2 after bad input; otherwise does not return."""
+    try:
+        options = parse_options(arguments)
+        if options.help is not None:
+            sys.stdout.write(help_text(load_schema(), options.help))
+            return 0
+        config = effective_config(options)
+        config_file = write_effective_config(config)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_CONFIG_ERROR
+    sys.stdout.write(f"run {get_path(config, 'trainer.id')}: {config_file.parent}\n")
+    exec_training(config_file, config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
