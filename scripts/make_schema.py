@@ -19,11 +19,12 @@ import jmp
 from draccus.choice_types import ChoiceType
 from draccus.wrappers.docstring import get_attribute_docstring, get_preferred_help_text
 from haliax import ScanCheckpointPolicy
-from levanter.data.text.datasets import DatasetComponentBase
+from levanter.data.text.datasets import DatasetComponentBase, LmDatasetSourceConfigBase
 from levanter.data.text.formats import LmDatasetFormatBase
 from levanter.models.lm_model import LmConfig
 
 from mlm_recipe.config import TrainMlmConfig
+from mlm_recipe.data.config import WITHOUT_MEANING
 
 SCHEMA_FILE = Path(__file__).parents[1] / "src/mlm_recipe/launch/schema.json"
 
@@ -31,18 +32,12 @@ SCHEMA_FILE = Path(__file__).parents[1] / "src/mlm_recipe/launch/schema.json"
 ALLOWED: dict[type, tuple[str, tuple[str, ...]]] = {
     LmConfig: ("the model has no masked-LM head", ("roberta",)),
     LmDatasetFormatBase: ("the format is not one of plain documents", ("documents",)),
-    DatasetComponentBase: ("not a component of documents", ("cached", "concat")),
+    DatasetComponentBase: ("components are documents", ("documents",)),
+    LmDatasetSourceConfigBase: ("the source cannot be read", ("url", "hf")),
 }
 
-# Fields that would be ignored here, and which therefore must not be set.
-HIDDEN = {
-    "wandb",  # Levanter: deprecated, use tracker
-    "enforce_eos",
-    "chat_template",
-    "block_cross_document_attention",  # attention never crosses documents
-    "prior_context_phases",
-    "datasets",
-}
+# Fields that are refused by the classes themselves, and so need not be offered.
+HIDDEN = {("MlmTrainerConfig", "wandb"), *(("MlmDataConfig", name) for name in WITHOUT_MEANING)}
 
 _STRINGLY = (jmp.Policy, timedelta, Path)
 _PRIMITIVES = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null"}
@@ -66,7 +61,7 @@ class SchemaBuilder:
         self.classes[name] = {"doc": _first_line(origin.__doc__), "fields": {}}
         hints = typing.get_type_hints(origin)
         for field in dataclasses.fields(origin):
-            if not field.init or field.name in HIDDEN:
+            if not field.init or (name, field.name) in HIDDEN:
                 continue
             hint = arguments.get(hints[field.name], hints[field.name])
             self.classes[name]["fields"][field.name] = {

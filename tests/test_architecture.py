@@ -72,7 +72,9 @@ def test_the_table_has_no_cycle():
 
 @pytest.mark.parametrize("module", ["mlm_recipe.train", "mlm_recipe.launch.checks"])
 def test_the_launcher_imports_no_jax(module):
-    code = f"import sys, {module}; print({{'jax', 'haliax', 'levanter', 'torch'}} & {{*sys.modules}})"
+    code = (
+        f"import sys, {module}; print({{'jax', 'haliax', 'levanter', 'torch'}} & {{*sys.modules}})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -1,49 +1,50 @@
 """While it trains: a bar with loss, tokens/s, FLOP/s or MFU and time left, and the figures kept."""
 
+import inspect
+from typing import cast
+
+import jax
 import levanter.tracker
 from levanter.callbacks import Callback, LambdaCallback, StepInfo
 from levanter.callbacks._metrics import aggregate_device_flops, compute_instant_throughput
 from levanter.schedule import BatchSchedule
 from levanter.trainer import Trainer
-from tqdm_loggable.auto import tqdm
 
 from mlm_recipe.data.batches import GlobalBatches
 from mlm_recipe.summary import RunSummary
 
 
-def replace_progress_bar(
-    trainer: Trainer, *, tokens_per_example: int, flops_per_example: float
-) -> None:
-    """Put a bar that shows throughput in the place of Levanter's, which shows the loss alone.
+def show_throughput(trainer: Trainer, *, tokens_per_example: int, flops_per_example: float) -> None:
+    """Let Levanter's progress bar, which shows the loss alone, show tokens/s and FLOP/s or MFU.
 
     Args:
         trainer: With its default hooks.
         tokens_per_example: Positions of a row.
         flops_per_example: Forward and backward, for the work actually done.
     """
-    trainer.hooks.hooks = [hook for hook in trainer.hooks.hooks if not _is_levanter_bar(hook.fn)]
-    peak = aggregate_device_flops()
-    bar = tqdm(total=trainer.num_train_steps, desc="train", unit="step", dynamic_ncols=True)
+    hook = next(hook for hook in trainer.hooks.hooks if _is_progress_bar(hook.fn))
+    trainer.hooks.hooks.remove(hook)
+    # The bar exists from the trainer's start, and a second one would stand beside it.
+    bar = inspect.getclosurevars(cast(LambdaCallback, hook.fn).fn).nonlocals["pbar"]
+    peak = aggregate_device_flops() if jax.default_backend() != "cpu" else None
 
     def update(info: StepInfo) -> None:
         batch = trainer.config.batch_schedule.batch_size_at_step(info.step)
         speed = compute_instant_throughput(
             batch, info.step_duration, tokens_per_example, flops_per_example, peak
         )
-        postfix = {"loss": f"{info.loss:.3f}", "tok/s": f"{speed.tokens_per_second or 0:,.0f}"}
+        shown = {"loss": f"{info.loss:.3f}", "tok/s": f"{speed.tokens_per_second or 0:,.0f}"}
         if speed.mfu is not None:
-            postfix["mfu"] = f"{speed.mfu:.1f}%"
+            shown["mfu"] = f"{speed.mfu:.1f}%"
         else:
-            postfix["GFLOP/s"] = f"{(speed.model_flops_per_second or 0) / 1e9:,.0f}"
-        bar.set_postfix(postfix, refresh=False)
+            shown["GFLOP/s"] = f"{(speed.model_flops_per_second or 0) / 1e9:,.1f}"
+        bar.set_postfix(shown, refresh=False)
         bar.update(info.next_step - bar.n)
-        if info.next_step >= trainer.num_train_steps:
-            bar.close()
 
     trainer.add_hook(update)
 
 
-def _is_levanter_bar(callback: object) -> bool:
+def _is_progress_bar(callback: object) -> bool:
     return isinstance(callback, LambdaCallback) and "pbar_logger" in callback.fn.__qualname__
 
 

@@ -5,6 +5,7 @@ Reads the effective configuration that the launcher wrote and nothing else, trai
 """
 
 import argparse
+import atexit
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import levanter.tracker
+import levanter.tracker.wandb
 
 from mlm_recipe.config import decode_config
 from mlm_recipe.data.audit import MaskingAuditError
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 EXIT_TRAINING_FAILED = 1
 EXIT_CONFIG_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+_WANDB_TEARDOWN_SECONDS = 60.0
 
 _RESULTS = (
     "exit_reason",
@@ -85,7 +89,7 @@ def _foreseen(error: Exception) -> tuple[str, int]:
 
 
 def _finish_trackers(summary: RunSummary) -> None:
-    """Flush trackers here: at interpreter exit W&B's threads can no longer be started."""
+    """Log the results and flush, before interpreter exit forbids new threads."""
     try:
         tracker = levanter.tracker.current_tracker()
     except RuntimeError:
@@ -93,6 +97,10 @@ def _finish_trackers(summary: RunSummary) -> None:
     results = {key: value for key, value in vars(summary).items() if key in _RESULTS}
     tracker.log_summary({f"summary/{key}": value for key, value in results.items()})
     tracker.finish()
+    # Levanter's exit hook for W&B starts a thread, which Python 3.12 refuses at exit, loudly.
+    teardown = levanter.tracker.wandb._teardown_wandb_service_bounded
+    atexit.unregister(teardown)
+    teardown(_WANDB_TEARDOWN_SECONDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

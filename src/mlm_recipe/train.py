@@ -30,6 +30,9 @@ from mlm_recipe.launch.schema import load_schema
 
 EXIT_CONFIG_ERROR = 2
 
+# Trackers that write files: the key of the place, and the place in the run directory.
+_TRACKER_PATHS = {"tensorboard": ("logdir", "tensorboard"), "json_file": ("output_path", ".")}
+
 _NOT_YET = {"--preflight-only", "--target", "--variant", "--strict"}
 
 
@@ -100,6 +103,11 @@ def _name_the_run(config: Config, source: Path) -> None:
     if get_path(config, "trainer.checkpointer.base_path") is None:
         set_path(config, "trainer.checkpointer.base_path", str(run_dir / "checkpoints"))
         set_path(config, "trainer.checkpointer.append_run_id_to_base_path", False)
+    trackers = get_path(config, "trainer.tracker", [])
+    for tracker in trackers if isinstance(trackers, list) else [trackers]:
+        if isinstance(tracker, dict) and tracker.get("type") in _TRACKER_PATHS:
+            key, name = _TRACKER_PATHS[tracker["type"]]
+            tracker.setdefault(key, str(run_dir / name))
 
 
 def run_directory(config: Config) -> Path:

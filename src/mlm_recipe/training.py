@@ -15,13 +15,21 @@ from mlm_recipe.data.audit import MaskingAudit, audit_masks, check_audit
 from mlm_recipe.data.batches import GlobalBatches
 from mlm_recipe.errors import ConfigError
 from mlm_recipe.evaluate import Evaluator
-from mlm_recipe.progress import RunMeter, replace_progress_bar
+from mlm_recipe.progress import RunMeter, show_throughput
 from mlm_recipe.provenance import devices
 from mlm_recipe.recipe import Recipe, build
 from mlm_recipe.summary import RunSummary
 from mlm_recipe.unigram import unigram_entropy
 
 logger = logging.getLogger(__name__)
+
+# They log each file of a cache and each phase of a checkpoint.
+_CHATTY = (
+    "jax.experimental.array_serialization.serialization",
+    "levanter.store.cache",
+    "levanter.tensorstore_serialization",
+    "fray.device_flops",
+)
 
 # Rows audited of one batch: more would tell nothing new and cost time.
 _MOST_AUDITED = 512
@@ -71,6 +79,8 @@ def _initialize(config: TrainMlmConfig) -> None:
     Levanter reports wrong devices and batches as bare errors after its own logging has begun.
     """
     trainer = config.trainer
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         levanter.trainer.initialize(config)
     except RuntimeError as error:
@@ -103,7 +113,7 @@ def _train_steps(
     flops = recipe.train_flops_per_example
     trainer.add_hook(log_performance_stats(recipe.Pos.size, schedule, flops))
     trainer.add_hook(meter)
-    replace_progress_bar(trainer, tokens_per_example=recipe.Pos.size, flops_per_example=flops)
+    show_throughput(trainer, tokens_per_example=recipe.Pos.size, flops_per_example=flops)
     trainer.add_hook(evaluator, every=recipe.config.trainer.steps_per_eval)
     with summary.phase("train"):
         info = trainer.train(state, batches)
