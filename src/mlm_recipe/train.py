@@ -87,6 +87,7 @@ def effective_config(options: Options) -> Config:
     config = load_yaml(options.config)
     for path, value in parse_overrides(options.overrides):
         set_path(config, path, schema.coerce(path, value, config))
+    schema.validate(config)
     _name_the_run(config, options.config)
     check_config(config, schema)
     return config

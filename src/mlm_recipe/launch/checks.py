@@ -26,8 +26,7 @@ _AT_LEAST_ONE = ("trainer.num_train_steps", "trainer.steps_per_eval")
 
 
 def check_config(config: Config, schema: Schema) -> None:
-    """Raises ConfigError for the first thing wrong."""
-    schema.validate(config)
+    """Raises ConfigError for the first thing wrong in a mapping that fits the schema."""
     _check_trainer(config, schema)
     masking = _decode_masking(config.get("masking") or {})
     model = {**schema.defaults("RobertaConfig"), **(config.get("model") or {})}
