@@ -2,15 +2,17 @@
 
     python scripts/prepare_corpus.py novels/ --output corpus/novels --text-unit paragraph
 
-One JSON object a line, with the file's ``name`` and the ``text`` of one document. Every tenth
-document is kept for validation. The same files give the same bytes.
+One JSON object a line, with the file's ``name`` and the ``text`` of one document, unwrapped to one
+line a paragraph. Every tenth document is kept for validation. The same files give the same bytes.
 """
 
 import argparse
 import gzip
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 from mlm_recipe.data.readers import TextUnit
 from mlm_recipe.data.sources import DocumentFiles
@@ -25,7 +27,9 @@ def read_folder(folder: Path, text_unit: TextUnit) -> Iterator[dict[str, str]]:
     files = DocumentFiles.resolve([pattern], field="folder", text_unit=text_unit)
     for url in files.shard_names:
         for document in files.open_shard_at_row(url, 0):
-            text = " ".join(document["text"].split())
+            paragraphs = re.split(r"\n\s*\n", document["text"])
+            lines = (" ".join(paragraph.split()) for paragraph in paragraphs)
+            text = "\n".join(line for line in lines if line)
             if text:
                 yield {"name": Path(url).stem, "text": text}
 
@@ -48,15 +52,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="directory to write")
     parser.add_argument(
         "--text-unit",
-        type=TextUnit,
-        choices=list(TextUnit),
-        default=TextUnit.FILE,
+        choices=get_args(TextUnit),
+        default="file",
         help="what one document is",
     )
     parser.add_argument(
-        "--validation-every", type=int, default=10, help="which share of documents to hold out"
+        "--validation-every", type=int, default=10, help="hold out every n-th document; 2 or more"
     )
     args = parser.parse_args(argv)
+    if args.validation_every < 2:
+        parser.error("--validation-every must be at least 2")
     documents = list(read_folder(args.folder, args.text_unit))
     every = args.validation_every
     held_out = set(range(every - 1, len(documents), every))

@@ -23,7 +23,6 @@ from levanter.data.text.datasets import (
     LmDatasetSourceConfigBase,
     UrlDatasetSourceConfig,
 )
-from levanter.data.text.formats import LmDatasetFormatBase
 from levanter.schedule import BatchSchedule
 from levanter.store.cache import TreeCache
 from levanter.tokenizers import MarinTokenizer, load_tokenizer
@@ -40,7 +39,7 @@ from mlm_recipe.data.tokenizer import TokenizerInfo
 from mlm_recipe.errors import ConfigError
 
 # Levanter fields that would be ignored here; silence would hide a mistake.
-_WITHOUT_MEANING = (
+WITHOUT_MEANING = (
     "vocab_size",
     "cache_catalog",
     "cache_options",
@@ -51,17 +50,12 @@ _WITHOUT_MEANING = (
 )
 
 
-@DatasetComponentBase.register_subclass("documents")
 @dataclass(frozen=True)
 class DocumentsComponent(DatasetComponent):
     """One named set of documents: a source, or the directory of a finished cache."""
 
-    format: LmDatasetFormatBase = field(default_factory=DocumentsFormat)
-    """How documents are read; its type is always ``documents``."""
-
-    @classmethod
-    def default_choice_name(cls) -> str | None:
-        return "documents"
+    format: DocumentsFormat = field(default_factory=DocumentsFormat)  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen, so narrowing is sound
+    """How documents are read. No ``type`` is needed: nothing else can be packed and masked."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class MlmDataConfig(LmDataConfig):
     def __post_init__(self):
         super().__post_init__()
         defaults = {f.name: f for f in dataclasses.fields(LmDataConfig)}
-        for name in _WITHOUT_MEANING:
+        for name in WITHOUT_MEANING:
             if getattr(self, name) != _default(defaults[name]):
                 raise ConfigError(
                     f"data.{name}",
@@ -143,7 +137,6 @@ class MlmDataConfig(LmDataConfig):
         self, name: str, component: DocumentsComponent, split: str
     ) -> TreeCache[dict] | None:
         documents = component.format
-        assert isinstance(documents, DocumentsFormat)
         field = f"data.components.{name}"
         root = component.cache_dir or (self.cache_dir and prefix_join(self.cache_dir, name))
         if not root:
@@ -214,14 +207,14 @@ def _open_source(
 def _check_component(field: str, component: DatasetComponentBase) -> None:
     """Refuse what Levanter's config can say but packed rows cannot do."""
     if not isinstance(component, DocumentsComponent):
-        kind = DatasetComponentBase.get_choice_name(type(component))
-        raise ConfigError(f"{field}.type", kind, "components are documents", "remove the type")
-    source = component.source
+        kind = type(component).__name__
+        raise ConfigError(field, kind, "only documents can be packed", "use DocumentsComponent")
     if not isinstance(component.format, DocumentsFormat):
-        kind = LmDatasetFormatBase.get_choice_name(type(component.format))
+        kind = type(component.format).__name__
         raise ConfigError(
-            f"{field}.format.type", kind, "only documents can be packed and masked", "remove it"
+            f"{field}.format", kind, "only documents can be packed", "use DocumentsFormat"
         )
+    source = component.source
     if component.pack is not None:
         raise ConfigError(
             f"{field}.pack", component.pack, "documents are always packed", "use data.packing"

@@ -8,7 +8,7 @@ so a cache depends on the text and the tokenizer only, and ``decode(cache) == te
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from levanter.data._preprocessor import BatchProcessor
@@ -18,6 +18,7 @@ from levanter.tokenizers import MarinTokenizer
 from mlm_recipe.data.readers import TextUnit
 from mlm_recipe.data.rows import TOKENS_FIELD
 from mlm_recipe.data.tokenizer import TokenizerInfo
+from mlm_recipe.errors import ConfigError
 
 FORMAT_VERSION = 1
 """Raised whenever the same text and tokenizer would give other tokens: old caches are rebuilt."""
@@ -40,7 +41,7 @@ class DocumentsFormat(LmDatasetFormatBase):
 
     text_key: str = "text"
     """The field of a json object or parquet row that holds the text."""
-    text_unit: TextUnit = TextUnit.FILE
+    text_unit: TextUnit = "file"
     """What one document is in a .txt file: ``file``, ``paragraph`` (blank lines between) or
     ``line``."""
     skip_corrupt: bool = False
@@ -48,7 +49,9 @@ class DocumentsFormat(LmDatasetFormatBase):
     stopping at the first."""
 
     def __post_init__(self):
-        object.__setattr__(self, "text_unit", TextUnit(self.text_unit))
+        if self.text_unit not in get_args(TextUnit):
+            units = ", ".join(get_args(TextUnit))
+            raise ConfigError("format.text_unit", self.text_unit, "no such unit", f"use {units}")
 
     def build_preprocessor(
         self, tokenizer: MarinTokenizer, *, enforce_eos: bool = True, enforce_bos: bool = True
@@ -103,13 +106,15 @@ def split_text(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
     A run without such a space, ten pieces long, is cut inside: for text that separates no words
     with spaces, one token at each cut may differ.
     """
-    begin = 0
-    while len(text) - begin > piece_chars:
-        boundary = _WORD_BOUNDARY.search(text, begin + piece_chars, begin + 10 * piece_chars)
-        end = boundary.start() if boundary else min(begin + 10 * piece_chars, len(text))
+    begin, end = 0, -1
+    while end < len(text):
+        end = min(begin + 10 * piece_chars, len(text))
+        if len(text) - begin <= piece_chars:
+            end = len(text)
+        elif boundary := _WORD_BOUNDARY.search(text, begin + piece_chars, end):
+            end = boundary.start()
         yield text[begin:end]
         begin = end
-    yield text[begin:]
 
 
 def batched_by_size[T](

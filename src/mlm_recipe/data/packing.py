@@ -6,7 +6,7 @@ tails share rows. The one invariant: every token of every document is in exactly
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -20,13 +20,10 @@ POOL_TAILS = 8192
 tokens lie close together on disk and one read-ahead chunk serves many rows."""
 
 
-class Positions(StrEnum):
-    """How positions run in a row that holds several segments."""
-
-    RESTART = "restart"
-    """Each segment starts at ``pad + 1``: what a model sees when a document comes alone."""
-    CONTINUOUS = "continuous"
-    """Positions run on through the row, as with fairseq's packed blocks."""
+Positions = Literal["restart", "continuous"]
+"""How positions run in a row of several segments. ``restart``: each segment starts at ``pad + 1``,
+which is what a model sees when a document comes alone. ``continuous``: they run on through the
+row, as in fairseq's packed blocks."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,19 @@ class PackingConfig:
 
     max_segments_per_row: int = 64
     """Most segments in one row; 1 gives each window a row of its own."""
-    positions: Positions = Positions.RESTART
-    """``restart`` or ``continuous``."""
+    positions: Positions = "restart"
+    """``restart`` at each segment, or ``continuous`` through the row."""
     min_window_tokens: int = 1
     """Tails with fewer tokens are left out, and counted; 1 keeps everything."""
 
     def __post_init__(self):
-        object.__setattr__(self, "positions", Positions(self.positions))
+        if self.positions not in get_args(Positions):
+            raise ConfigError(
+                "data.packing.positions",
+                self.positions,
+                "no such way of counting",
+                f"use one of: {', '.join(get_args(Positions))}",
+            )
         for name in ("max_segments_per_row", "min_window_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(

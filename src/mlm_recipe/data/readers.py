@@ -4,6 +4,7 @@ A reader yields each document's text, and a DataError in place of a document tha
 that the caller decides what to do; damage to the file as a whole is raised.
 """
 
+import bz2
 import gzip
 import io
 import json
@@ -11,9 +12,8 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 from mlm_recipe.errors import ConfigError
 
@@ -29,15 +29,9 @@ COMPRESSIONS: Mapping[str, str] = {
 Documents = Iterator["str | DataError"]
 
 
-class TextUnit(StrEnum):
-    """What one document is in a .txt file."""
-
-    FILE = "file"
-    """The whole file."""
-    PARAGRAPH = "paragraph"
-    """Consecutive lines between blank lines."""
-    LINE = "line"
-    """Each line that is not blank."""
+TextUnit = Literal["file", "paragraph", "line"]
+"""What one document is in a .txt file: all of it, the lines between blank lines, or each line that
+is not blank."""
 
 
 class DataError(ConfigError):
@@ -101,16 +95,9 @@ def _opened(url: str) -> Iterator[IO[bytes]]:
     """The decompressed bytes of ``url``; damage to the archive becomes a DataError."""
     compression = COMPRESSIONS.get(PurePosixPath(url.split("?")[0]).suffix)
     try:
-        if not is_remote(url) and compression in (None, "gzip"):
-            opened = open(url, "rb") if compression is None else gzip.open(url, "rb")
-        else:
-            from rigging.filesystem.factory import open_url
-
-            opened = open_url(url, "rb", compression=compression)
-        with opened as file:
-            # zstandard's reader has no lines of its own
-            yield cast(IO[bytes], io.BufferedReader(file) if compression == "zstd" else file)
-    except (EOFError, zlib.error, lzma.LZMAError, OSError, *_zstd_errors(compression)) as error:
+        with _open(url, compression) as file:
+            yield file
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         # A failing disk or network carries an errno and is no property of the data.
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -119,12 +106,23 @@ def _opened(url: str) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def _zstd_errors(compression: str | None) -> tuple[type[Exception], ...]:
-    if compression != "zstd":
-        return ()
-    from zstandard import ZstdError
+@contextmanager
+def _open(url: str, compression: str | None) -> Iterator[IO[bytes]]:
+    if compression == "zstd":
+        import pyarrow as pa
 
-    return (ZstdError,)
+        # fsspec's zstandard reader ends silently at a truncation and after the first frame.
+        with _open(url, None) as raw, pa.CompressedInputStream(raw, "zstd") as stream:
+            yield cast(IO[bytes], io.BufferedReader(stream))
+    elif is_remote(url):
+        from rigging.filesystem.factory import open_url
+
+        with open_url(url, "rb", compression=compression) as file:
+            yield cast(IO[bytes], file)
+    else:
+        opener = {None: open, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}[compression]
+        with opener(url, "rb") as file:
+            yield cast(IO[bytes], file)
 
 
 def _read_jsonl(url: str, key: str, unit: TextUnit) -> Documents:
@@ -223,9 +221,9 @@ def _quote(raw: bytes | str, limit: int = 60) -> str:
 
 
 _TEXT_UNITS: Mapping[TextUnit, Callable[[IO[bytes]], Iterator[tuple[int, bytes]]]] = {
-    TextUnit.FILE: _whole_file,
-    TextUnit.PARAGRAPH: _paragraphs,
-    TextUnit.LINE: _lines,
+    "file": _whole_file,
+    "paragraph": _paragraphs,
+    "line": _lines,
 }
 
 READERS: Mapping[str, Callable[[str, str, TextUnit], Documents]] = {

@@ -12,7 +12,7 @@ import numpy as np
 from levanter.data.dataset import AsyncDataset
 from levanter.store.cache import TreeCache
 
-from mlm_recipe.data.packing import SEGMENT_OVERHEAD, PackingConfig, Positions, RowPlan, plan_rows
+from mlm_recipe.data.packing import SEGMENT_OVERHEAD, PackingConfig, RowPlan, plan_rows
 from mlm_recipe.data.tokenizer import TokenizerInfo
 
 TOKENS_FIELD = "input_ids"
@@ -83,7 +83,7 @@ class PackedRows(AsyncDataset[Row]):
             end = begin + len(window) + SEGMENT_OVERHEAD
             input_ids[begin:end] = np.concatenate([[ids.bos_id], window, [ids.eos_id]])
             segment_ids[begin:end] = segment
-            first = ids.pad_id + 1 + (begin if self._positions is Positions.CONTINUOUS else 0)
+            first = ids.pad_id + 1 + (begin if self._positions == "continuous" else 0)
             position_ids[begin:end] = np.arange(first, first + end - begin)
             begin = end
         return Row(input_ids, segment_ids, position_ids)

@@ -49,7 +49,7 @@ class DocumentFiles:
     """Existing files without globs; ``resolve`` expands and checks patterns."""
     text_key: str = "text"
     """The field of a json object or parquet row that holds the text."""
-    text_unit: TextUnit = TextUnit.FILE
+    text_unit: TextUnit = "file"
     """What a document is in a .txt file."""
     skip_corrupt: bool = False
     """Leave out documents that cannot be read, with a warning that counts them."""
