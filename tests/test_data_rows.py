@@ -39,7 +39,7 @@ def cache(texts, tmp_path_factory) -> TreeCache[dict]:
 
 
 def all_rows(rows: PackedRows) -> list[Row]:
-    return blocking_wait(rows.get_batch(range(rows.plan.num_rows)))
+    return list(blocking_wait(rows.get_batch(range(rows.plan.num_rows))))
 
 
 def segments(row: Row) -> list[np.ndarray]:

@@ -136,8 +136,8 @@ def test_a_file_named_twice_is_refused(tmp_path):
 
 
 FAULTS = {
-    "not JSON": (b'{"text": "a"}\n\n{"text": "b\n{"text": "c"}\n', 3, "not valid JSON"),
-    "not UTF-8": (b'{"text": "a"}\n{"text": "\xff"}\n{"text": "c"}\n', 2, "not valid JSON"),
+    "not JSON": (b'{"text": "a"}\n\n{"text": "b\n{"text": "c"}\n', 3, "at column 10"),
+    "not UTF-8": (b'{"text": "a"}\n{"text": "\xff"}\n{"text": "c"}\n', 2, "not UTF-8"),
     "not an object": (b'["text"]\n{"text": "a"}\n{"text": "c"}\n', 1, "not a JSON object"),
     "no text": (b'{"text": "a"}\n{"body": "b"}\n{"text": "c"}\n', 2, "'body'.*no 'text'"),
     "no string": (b'{"text": "a"}\n{"text": 7}\n{"text": "c"}\n', 2, "a string, not int"),

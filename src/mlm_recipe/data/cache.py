@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 FLUSH_TOKENS = 4_000_000
 """Tokens held before they are written. TensorStore rewrites a file's last block on each append, so
 small flushes are slow; this one is 16 MB."""
+
+LEFTOVER_AGE = 24 * 3600.0
+"""Seconds after which an unfinished shard is taken for the leftover of a killed build."""
 
 BUILD_TIMEOUT = 7 * 24 * 3600.0
 """Seconds that other processes wait for the first one to build."""
@@ -200,11 +204,11 @@ def _write_ledger(
         metadata=CacheMetadata(processor.metadata),
     )
     with atomic_rename(str(StoragePath(directory) / LEDGER_FILE_NAME)) as temporary:
-        StoragePath(temporary).write_text(ledger.to_json())  # type: ignore[attr-defined]
+        StoragePath(temporary).write_text(ledger.to_json())  # pyright: ignore[reportAttributeAccessIssue]  # added by dataclass_json
 
 
 def _make_writable(directory: str, field: str) -> None:
-    """Create ``directory`` without the leftovers of a killed build, and prove that it takes files.
+    """Create ``directory``, prove that it takes files, and clear what killed builds left there.
 
     Raises ConfigError when it does not, before any text is read.
     """
@@ -219,5 +223,7 @@ def _make_writable(directory: str, field: str) -> None:
             field, directory, f"cannot be written: {error.strerror or error}", "name a writable one"
         ) from error
     if path.is_local:
-        for leftover in (p for p in os.scandir(str(path)) if ".tmp." in p.name and p.is_dir()):
-            shutil.rmtree(leftover.path)
+        for entry in os.scandir(str(path)):
+            # A younger one may belong to another run that builds the same cache right now.
+            if ".tmp." in entry.name and time.time() - entry.stat().st_mtime > LEFTOVER_AGE:
+                shutil.rmtree(entry.path)

@@ -208,9 +208,12 @@ def _paragraphs(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 def _parse_line(line: bytes, place: str, key: str) -> str | DataError:
     try:
-        value = json.loads(line)
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
-        return DataError(place, _quote(line), f"not valid JSON: {error}")
+        value = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        problem = f"not valid JSON: {error.msg} at column {error.colno}"
+        return DataError(place, _quote(line), problem)
+    except UnicodeDecodeError as error:
+        return DataError(place, _quote(line), f"not UTF-8: {error}")
     return text_of(value, place, key)
 
 
