@@ -72,6 +72,7 @@ CASES = {
         "README.md",
         ".jsonl",
     ),
+    "stop strategy": (["--data.stop_strategy", "first_exhausted"], "first_exhausted", "restart"),
     "audit": (["--audit-batches", "-1"], "audit_batches = -1", "turns it off"),
     "stray word": (["train"], "'train'", "--section.field value"),
     "no value": (["--trainer.seed"], "--trainer.seed", "has no value"),

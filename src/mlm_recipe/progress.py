@@ -1,6 +1,7 @@
 """While it trains: a bar with loss, tokens/s, FLOP/s or MFU and time left, and the figures kept."""
 
 import inspect
+import logging
 from typing import cast
 
 import jax
@@ -10,8 +11,10 @@ from levanter.callbacks._metrics import aggregate_device_flops, compute_instant_
 from levanter.schedule import BatchSchedule
 from levanter.trainer import Trainer
 
-from mlm_recipe.data.batches import GlobalBatches
+from mlm_recipe.data.batches import BatchCounts, GlobalBatches
 from mlm_recipe.summary import RunSummary
+
+logger = logging.getLogger(__name__)
 
 
 def show_throughput(trainer: Trainer, *, tokens_per_example: int, flops_per_example: float) -> None:
@@ -77,24 +80,33 @@ class RunMeter(Callback):
         if force or info.step_duration == 0.0:
             return  # Levanter's repeat of the last step, or a run that was already complete
         summary.train_loss = info.loss
-        self._count(info)
+        counts = self._batches.last_counts
+        self._add(info, counts)
         metrics = {
             "train/tokens_seen": summary.tokens_seen,
-            "throughput/useful_tokens_per_second": self._batches.useful_tokens / info.step_duration,
+            "train/mask_overflow": counts.overflow,
+            "throughput/useful_tokens_per_second": counts.useful_tokens / info.step_duration,
             "throughput/useful_token_share": summary.useful_token_share,
         }
         levanter.tracker.log(metrics, step=info.step)
 
-    def _count(self, info: StepInfo) -> None:
-        useful = self._batches.useful_tokens
+    def _add(self, info: StepInfo, counts: BatchCounts) -> None:
         if self._positions == 0:
             self._summary.seconds["first_step"] = round(info.step_duration, 3)
         else:
-            self._timed_useful += useful
+            self._timed_useful += counts.useful_tokens
             self._timed_seconds += info.step_duration
             speed = self._timed_useful / self._timed_seconds
             self._summary.useful_tokens_per_second = round(speed, 1)
         batch = self._schedule.batch_size_at_step(info.step)
         self._positions += batch * self._tokens_per_example
-        self._useful += useful
+        self._useful += counts.useful_tokens
         self._summary.useful_token_share = round(self._useful / self._positions, 4)
+        if counts.overflow and not self._summary.mask_overflow:
+            logger.warning(
+                "step %d: %d tokens selected for masking found no slot and were left alone; raise "
+                "masking.max_masked (counted as mask_overflow)",
+                info.next_step,
+                counts.overflow,
+            )
+        self._summary.mask_overflow += counts.overflow

@@ -46,6 +46,8 @@ class RunSummary:
     """Entropy of the training tokens: what knowing only frequencies would cost."""
     tokens_seen: int | None = None
     """Positions trained on since step 0, padding included."""
+    mask_overflow: int = 0
+    """Tokens of this process selected for masking that found no slot; not 0 means too few slots."""
     useful_token_share: float | None = None
     """Share of them in this process that were not padding."""
     useful_tokens_per_second: float | None = None

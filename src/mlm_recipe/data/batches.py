@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import haliax as hax
 import jax
@@ -9,6 +10,15 @@ import jax.numpy as jnp
 from levanter.data.loader import DataLoader
 
 from mlm_recipe.data.example import MlmExample
+
+
+class BatchCounts(NamedTuple):
+    """What a batch holds."""
+
+    useful_tokens: int
+    """Tokens that are not padding."""
+    overflow: int
+    """Tokens selected for masking that found no slot."""
 
 
 class GlobalBatches(Iterator[MlmExample]):
@@ -22,22 +32,26 @@ class GlobalBatches(Iterator[MlmExample]):
     def __init__(self, loader: DataLoader[MlmExample], *, start_step: int = 0):
         self._batches = loader.iter_from_step(start_step)
         self._count = jax.jit(_count)
-        self._last: jax.Array | None = None
+        self._last: tuple[jax.Array, ...] = ()
 
     def __next__(self) -> MlmExample:
         batch = next(self._batches)
-        per_example, self._last = self._count(batch.masked_weights.array, batch.segment_ids.array)
+        assert batch.overflow is not None
+        per_example, *counts = self._count(
+            batch.masked_weights.array, batch.segment_ids.array, batch.overflow.array
+        )
+        self._last = tuple(counts)
         return dataclasses.replace(batch, masked_per_example=hax.named(per_example, ()))
 
     @property
-    def useful_tokens(self) -> int:
-        """Tokens of the last batch that are not padding, over all processes."""
-        return 0 if self._last is None else int(self._last)
+    def last_counts(self) -> BatchCounts:
+        """Of the batch handed out last, over all processes."""
+        return BatchCounts(*(int(n) for n in self._last)) if self._last else BatchCounts(0, 0)
 
     def close(self) -> None:
         """Stop the loader's thread; further items raise StopIteration."""
         self._batches.close()
 
 
-def _count(weights: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return weights.sum() / weights.shape[0], jnp.sum(segments >= 0)
+def _count(weights: jax.Array, segments: jax.Array, overflow: jax.Array) -> tuple[jax.Array, ...]:
+    return weights.sum() / weights.shape[0], jnp.sum(segments >= 0), overflow.sum()

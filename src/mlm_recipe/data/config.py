@@ -30,6 +30,7 @@ from levanter.utils.jax_utils import multihost_broadcast_sync
 from rigging.filesystem.storage_path import prefix_join
 
 from mlm_recipe.data.cache import build_or_load_cache, cache_digest, is_complete, load_cache
+from mlm_recipe.data.checks import check_stop_strategy
 from mlm_recipe.data.documents import DocumentsFormat, DocumentTokenizer
 from mlm_recipe.data.hub import HubDocuments
 from mlm_recipe.data.packing import PackingConfig
@@ -71,6 +72,7 @@ class MlmDataConfig(LmDataConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        check_stop_strategy(self.stop_strategy)
         defaults = {f.name: f for f in dataclasses.fields(LmDataConfig)}
         for name in WITHOUT_MEANING:
             if getattr(self, name) != _default(defaults[name]):

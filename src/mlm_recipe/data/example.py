@@ -40,6 +40,8 @@ class MlmExample(eqx.Module):
     """``{masked}`` float32: 1 where the slot is used, else 0."""
     masked_kinds: NamedArray
     """``{masked}`` a ``MaskKind`` per slot."""
+    overflow: NamedArray | None = None
+    """Scalar int32: tokens selected but left alone for want of a slot (Bernoulli selection)."""
     masked_per_example: NamedArray | None = None
     """Scalar float32, mean number of masked tokens per example over the *global* batch.
 

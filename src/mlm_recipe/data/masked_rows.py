@@ -115,6 +115,7 @@ class MaskedRows(AsyncDataset[MlmExample]):
             masked_labels=item(masked.masked_labels, Masked),
             masked_weights=item(masked.masked_weights, Masked),
             masked_kinds=item(masked.masked_kinds, Masked),
+            overflow=NamedArray(np.asarray(masked.overflow.array[i]), ()),
         )
 
 

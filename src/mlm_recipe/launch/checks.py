@@ -12,6 +12,7 @@ from typing import Any
 import draccus
 from draccus.utils import DraccusException
 
+from mlm_recipe.data.checks import check_stop_strategy
 from mlm_recipe.data.masking_config import MaskingConfig
 from mlm_recipe.data.sources import resolve_urls
 from mlm_recipe.data.tokenizer import TokenizerInfo
@@ -33,6 +34,7 @@ def check_config(config: Config, schema: Schema) -> None:
     model.pop("type", None)
     check_roberta(model)
     masking.num_masked_slots(model["max_seq_len"])
+    check_stop_strategy(get_path(config, "data.stop_strategy", "restart"))
     _check_components(config)
     _check_tokenizer(config, model, masking)
 
