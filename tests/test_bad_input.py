@@ -141,7 +141,7 @@ def test_a_corrupt_line_is_named_and_skipped_only_on_demand(tmp_path):
     good = json.dumps({"text": "It is a truth universally acknowledged, " * 40})
     urls = jsonl(tmp_path / "broken.jsonl.gz", good, '{"text": "cut of', good)
     component = {"source": {"type": "url", "train_urls": urls}}
-    place = f"{urls[0]}, line 2"
+    place = f"{urls[0]}:2"
     refused_by_training(
         tmp_path, place, "skip_corrupt: true", data__components={"broken": component}
     )

@@ -354,7 +354,7 @@ def test_a_corrupt_line_stops_the_build_at_once_and_leaves_no_cache(tmp_path):
 def test_a_corpus_without_text_is_refused(tmp_path, content):
     (tmp_path / "a.jsonl").write_text(content)
     for _ in range(2):
-        with pytest.raises(ConfigError, match="has no text"):
+        with pytest.raises(ConfigError, match="hold no text"):
             mixture(config(tmp_path, {"novels": urls(str(tmp_path / "a.jsonl"))}))
 
 

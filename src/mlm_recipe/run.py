@@ -64,8 +64,7 @@ def run(config_file: Path) -> int:
         return 0
     except (ConfigError, MaskingAuditError, DataExhaustedError) as error:
         summary.exit_reason, code = _foreseen(error)
-        summary.error = f"{type(error).__name__}: {error}"
-        sys.stderr.write(f"error: {error}\n")
+        summary.error = str(error)
         return code
     except KeyboardInterrupt:
         summary.exit_reason = "interrupted"
@@ -78,6 +77,8 @@ def run(config_file: Path) -> int:
     finally:
         _finish_trackers(summary)
         summary.write(config_file.parent / "summary.json")
+        if summary.error is not None:
+            sys.stderr.write(f"error: {summary.error}\n")  # last, below what trackers say
 
 
 def _foreseen(error: Exception) -> tuple[str, int]:

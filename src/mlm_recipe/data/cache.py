@@ -68,8 +68,7 @@ def build_or_load_cache(
         field: The config key of the directory that errors name.
 
     Raises:
-        ConfigError: the directory cannot be written, the cache there is not this one, or the
-            source has no text at all.
+        ConfigError: the directory cannot be written, or the cache there is not this one.
         DataError: a document or file cannot be read.
     """
     error: Exception | None = None
@@ -109,8 +108,6 @@ def load_cache(directory: str, processor: DocumentTokenizer, *, field: str) -> T
             f"this cache was built with another {', '.join(differing)}",
             "delete it, or name another directory",
         )
-    if ledger.total_num_rows == 0:
-        raise ConfigError(field, directory, "the source has no text", "give documents with text")
     return TreeCache.load_from_ledger(directory, processor.output_exemplar, ledger)
 
 

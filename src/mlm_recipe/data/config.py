@@ -104,6 +104,11 @@ class MlmDataConfig(LmDataConfig):
                 continue
             cache = self._build_cache(name, component, split)
             if cache is not None:
+                if cache.ledger.total_num_rows == 0:
+                    field = f"data.components.{name}"
+                    raise ConfigError(
+                        field, split, "its documents hold no text", "give documents with text"
+                    )
                 caches[name] = cache
         return caches
 

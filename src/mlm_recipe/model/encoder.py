@@ -79,7 +79,7 @@ class RobertaAttention(eqx.Module):
     ) -> NamedArray:
         keys = self.key(x).rename({"position": "key_position"})
         values = self.value(x).rename({"position": "key_position"})
-        drops = self.dropout.is_active and key is not None
+        drops = key is not None and self.dropout.is_active
         context = dot_product_attention(
             "position",
             "key_position",
