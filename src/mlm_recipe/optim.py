@@ -20,7 +20,7 @@ class RobertaAdamWConfig(AdamConfig):
     """
 
     learning_rate: float = 6e-4
-    """Peak; 6e-4 was published with batches of 8192, 5e-4 with 2048, 1e-4 with 256."""
+    """Peak. fairseq pairs 1e-4 with batches of 256, 5e-4 with 2048 and 7e-4 with 8192 examples."""
     weight_decay: float = 0.01
     """Decoupled (Loshchilov & Hutter 2019)."""
     weight_decay_mask: Literal["no_bias_or_norm", "all"] = "no_bias_or_norm"
