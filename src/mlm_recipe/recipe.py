@@ -69,12 +69,9 @@ class Recipe:
     config: TrainMlmConfig
     tokenizer: TokenizerInfo
     trainer: Trainer
+    streams: Streams
     Vocab: Axis
     Pos: Axis
-
-    @cached_property
-    def streams(self) -> Streams:
-        return Streams.from_seed(self.config.trainer.seed)
 
     @property
     def vocab_size(self) -> int:
@@ -210,7 +207,8 @@ def build(config: TrainMlmConfig) -> Recipe:
             model.vocab_axis(model.vocab_size or tokenizer.vocab_size),
             config.trainer.parameter_axis_mapping,
         )
-    return Recipe(config, tokenizer, trainer, Vocab, model.max_Pos)
+    streams = Streams.from_seed(config.trainer.seed)
+    return Recipe(config, tokenizer, trainer, streams, Vocab, model.max_Pos)
 
 
 def _word_starts(tokenizer_json: Mapping[str, Any], *, required: bool) -> WordStarts | None:

@@ -7,11 +7,9 @@ split or resume point, with no state to checkpoint.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import haliax as hax
 import jax
-import jax.numpy as jnp
 import numpy as np
 from haliax import Axis, NamedArray
 from jaxtyping import PRNGKeyArray
@@ -24,6 +22,9 @@ from mlm_recipe.data.masking_config import MaskingConfig, MaskingRates
 from mlm_recipe.data.rows import Row
 from mlm_recipe.data.tokenizer import TokenizerInfo
 from mlm_recipe.data.word_starts import WordStarts
+
+_CHUNK = 128
+"""Rows masked in one call: a single size, because each takes seconds to compile."""
 
 RatesAt = Callable[[np.ndarray], MaskingRates]
 """Global example indices ``{n}`` int64 to rates ``{n}`` float."""
@@ -59,19 +60,10 @@ class MaskedRows(AsyncDataset[MlmExample]):
         self._Pos = Pos
         maskable = np.ones(tokenizer.vocab_size, dtype=bool)
         maskable[list(tokenizer.special_ids)] = False
-        with local_cpu_mesh():
-            mask_one = partial(
-                _mask_row,
-                Pos=Pos,
-                masking=masking,
-                mask_id=tokenizer.mask_id,
-                maskable_ids=jnp.asarray(maskable),
-                random_ids=hax.named(jnp.asarray(tokenizer.random_ids), "random"),
-                word_starts=word_starts,
-                Masked=self.Masked,
-                key=jax.device_put(jax.device_get(key)),
-            )
-        self._mask_rows = jax.jit(jax.vmap(mask_one))
+        self._masking = masking
+        self._mask_id = tokenizer.mask_id
+        # Arguments, not constants of the program: so equal configurations share one compilation.
+        self._tables = jax.device_get((key, maskable, tokenizer.random_ids, word_starts))
 
     async def async_len(self) -> int:
         return await self.rows.async_len()
@@ -91,15 +83,25 @@ class MaskedRows(AsyncDataset[MlmExample]):
         return [self._example(row, masked, i) for i, row in enumerate(rows)]
 
     def _mask(self, tokens: np.ndarray, segments: np.ndarray, indices: np.ndarray) -> MaskedTokens:
-        """One jitted call; padded to a power of two so that few sizes are ever compiled."""
-        n = len(indices)
         rates = (np.asarray(rate, dtype=np.float32) for rate in self.rates_at(indices))
         high = (indices >> 32).astype(np.uint32)
         low = (indices & 0xFFFFFFFF).astype(np.uint32)
         inputs = (tokens, segments, high, low, MaskingRates(*rates))
-        padding = (1 << (n - 1).bit_length()) - n
         with local_cpu_mesh():
-            return jax.device_get(self._mask_rows(*jax.tree.map(partial(_pad, padding), inputs)))
+            chunks = [
+                jax.device_get(
+                    _mask_rows(
+                        *jax.tree.map(partial(_chunk, start), inputs),
+                        *self._tables,
+                        Pos=self._Pos,
+                        Masked=self.Masked,
+                        masking=self._masking,
+                        mask_id=self._mask_id,
+                    )
+                )
+                for start in range(0, len(indices), _CHUNK)
+            ]
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
     def _example(self, row: Row, masked: MaskedTokens, i: int) -> MlmExample:
         Pos, Masked = self._Pos, self.Masked
@@ -119,31 +121,45 @@ class MaskedRows(AsyncDataset[MlmExample]):
         )
 
 
-def _pad(padding: int, array: np.ndarray) -> np.ndarray:
-    return np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1), mode="edge")
+def _chunk(start: int, array: np.ndarray) -> np.ndarray:
+    part = array[start : start + _CHUNK]
+    padding = [(0, _CHUNK - len(part))] + [(0, 0)] * (array.ndim - 1)
+    return np.pad(part, padding, mode="edge")
 
 
-def _mask_row(
+@partial(jax.jit, static_argnames=("Pos", "Masked", "masking", "mask_id"))
+def _mask_rows(
     tokens: jax.Array,
     segments: jax.Array,
     index_high: jax.Array,
     index_low: jax.Array,
     rates: MaskingRates,
+    key: PRNGKeyArray,
+    maskable_ids: jax.Array,
+    random_ids: jax.Array,
+    word_starts: WordStarts | None,
     *,
     Pos: Axis,
+    Masked: Axis,
     masking: MaskingConfig,
-    maskable_ids: jax.Array,
-    key: PRNGKeyArray,
-    **kwargs: Any,
+    mask_id: int,
 ) -> MaskedTokens:
-    # Two folds, because fold_in takes 32 bits and long runs see more examples.
-    key = jax.random.fold_in(jax.random.fold_in(key, index_high), index_low)
-    return mask_tokens(
-        hax.named(tokens, Pos),
-        hax.named(maskable_ids[tokens] & (segments >= 0), Pos),
-        masking,
-        key=key,
-        segment_ids=hax.named(segments, Pos),
-        rates=rates,
-        **kwargs,
-    )
+    """Mask ``{row, position}`` tokens; the result's arrays have a leading ``row`` dimension."""
+
+    def mask_row(tokens, segments, index_high, index_low, rates) -> MaskedTokens:
+        # Two folds, because fold_in takes 32 bits and long runs see more examples.
+        row_key = jax.random.fold_in(jax.random.fold_in(key, index_high), index_low)
+        return mask_tokens(
+            hax.named(tokens, Pos),
+            hax.named(maskable_ids[tokens] & (segments >= 0), Pos),
+            masking,
+            mask_id=mask_id,
+            random_ids=hax.named(random_ids, "random"),
+            key=row_key,
+            segment_ids=hax.named(segments, Pos),
+            rates=rates,
+            word_starts=word_starts,
+            Masked=Masked,
+        )
+
+    return jax.vmap(mask_row)(tokens, segments, index_high, index_low, rates)
