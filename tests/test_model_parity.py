@@ -67,6 +67,10 @@ def gradients(model: RobertaForMaskedLM, golden: Tensors) -> RobertaForMaskedLM:
     return loss_and_gradients(model, example(golden, "padded"))[1]
 
 
+def exported(model: RobertaForMaskedLM) -> Tensors:
+    return jax.device_get(eqx.filter_jit(hf.to_hf_state_dict)(model))
+
+
 @eqx.filter_jit
 @eqx.filter_value_and_grad
 def loss_and_gradients(model: RobertaForMaskedLM, example: MlmExample) -> jax.Array:
@@ -191,7 +195,7 @@ def test_loss_of_each_token(model: RobertaForMaskedLM, golden: Tensors, case: st
 
 
 def test_gradients(gradients: RobertaForMaskedLM, golden: Tensors):
-    ours = hf.to_hf_state_dict(gradients)
+    ours = exported(gradients)
     for name in FULL_GRADIENTS:
         np.testing.assert_allclose(ours[name], golden[f"padded.grad.{name}"], rtol=1e-4, atol=1e-6)
     words = "roberta.embeddings.word_embeddings.weight"
@@ -201,7 +205,7 @@ def test_gradients(gradients: RobertaForMaskedLM, golden: Tensors):
 
 
 def test_gradient_norms_of_all_parameters(gradients: RobertaForMaskedLM, golden: Tensors):
-    norms = {name: np.linalg.norm(g) for name, g in hf.to_hf_state_dict(gradients).items()}
+    norms = {name: np.linalg.norm(g) for name, g in exported(gradients).items()}
     prefix = "padded.gradnorm."
     expected = {
         name.removeprefix(prefix): value[0]
@@ -233,9 +237,9 @@ def test_one_adamw_step(
     optimizer = config.build(num_train_steps=10)
     parameters = eqx.filter(model, eqx.is_inexact_array)
     updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(parameters), parameters)
-    stepped = hf.to_hf_state_dict(eqx.apply_updates(model, updates))
+    stepped = exported(eqx.apply_updates(model, updates))
 
-    for name, gradient in hf.to_hf_state_dict(gradients).items():
+    for name, gradient in exported(gradients).items():
         decay = 0.0 if name.endswith("bias") or "ayer_norm" in name or "LayerNorm" in name else 0.1
         expected = adamw(weights[name], np.asarray(gradient), decay=decay)
         np.testing.assert_allclose(stepped[name], expected, rtol=0, atol=1e-7, err_msg=name)
@@ -245,7 +249,7 @@ def test_one_adamw_step(
 
 
 def test_export_gives_back_the_checkpoint(model: RobertaForMaskedLM, weights: Tensors):
-    exported = hf.to_hf_state_dict(model)
-    assert exported.keys() == weights.keys()
-    for name, tensor in exported.items():
+    tensors = exported(model)
+    assert tensors.keys() == weights.keys()
+    for name, tensor in tensors.items():
         np.testing.assert_array_equal(tensor, weights[name], err_msg=name)
