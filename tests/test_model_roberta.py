@@ -15,15 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from haliax import Axis, NamedArray
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from levanter.layers.attention import AttentionBackend
 from levanter.utils.tree_utils import inference_mode
 
 from mlm_recipe.errors import ConfigError
-from mlm_recipe.model import hf, nn
+from mlm_recipe.model import hf
 from mlm_recipe.model.config import RobertaConfig
-from mlm_recipe.model.position_ids import roberta_position_ids
 from mlm_recipe.model.roberta import RobertaForMaskedLM
 
 PAD, VOCAB_SIZE = 1, 100
@@ -176,41 +173,6 @@ def test_vocabulary_larger_than_its_axis_is_refused():
         RobertaForMaskedLM.init(Axis("vocab", 100), CONFIG, vocab_size=101, key=KEY)
 
 
-@pytest.mark.parametrize(
-    "input_ids, segment_ids, expected",
-    [
-        ([0, 5, PAD, 6, 2], None, [2, 3, 1, 4, 5]),
-        ([0, 5, PAD, 6, 2], [0, 0, -1, 0, 0], [2, 3, 1, 4, 5]),
-        ([PAD, PAD, 0, 6, 2], [-1, -1, 0, 0, 0], [1, 1, 2, 3, 4]),
-        ([0, 2, 0, 9, 2], [0, 0, 1, 1, 1], [2, 3, 2, 3, 4]),
-        ([0, 2, PAD, 9, 2], [0, 0, -1, 1, 1], [2, 3, 1, 2, 3]),
-        ([0, PAD, 0, 2, PAD], [0, -1, 1, 1, -1], [2, 1, 2, 3, 1]),
-        ([PAD] * 5, [-1] * 5, [1] * 5),
-    ],
-)
-def test_position_ids(input_ids: list[int], segment_ids: list[int] | None, expected: list[int]):
-    segments = None if segment_ids is None else row(segment_ids)
-    assert roberta_position_ids(row(input_ids), segments, PAD).array.tolist() == expected
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.sampled_from([PAD, 5, 6]), min_size=1, max_size=6), max_size=4))
-def test_position_ids_of_packed_documents_are_those_of_each(documents: list[list[int]]):
-    tokens = [token for document in documents for token in document]
-    segments = [n for n, document in enumerate(documents) for _ in document]
-    padding = 24 - len(tokens)
-    expected = []
-    for document in documents:
-        counts = np.cumsum(np.array(document) != PAD)
-        expected += [
-            PAD if t == PAD else PAD + int(n) for t, n in zip(document, counts, strict=True)
-        ]
-    ids = roberta_position_ids(
-        row([*tokens, *[PAD] * padding]), row([*segments, *[-1] * padding]), PAD
-    )
-    assert ids.array.tolist() == expected + [PAD] * padding
-
-
 def test_packed_documents_equal_separate_ones(model: RobertaForMaskedLM):
     packed = forward(model, PACKED, SEGMENTS)
     for document, start in ((FIRST, 0), (SECOND, 7)):
@@ -245,19 +207,6 @@ def test_padding_columns_are_never_predicted(model: RobertaForMaskedLM):
     assert (logits[:, VOCAB_SIZE:] == -np.inf).all()
     assert np.isfinite(logits[:, :VOCAB_SIZE]).all()
     assert exported(model)["lm_head.bias"].shape == (VOCAB_SIZE,)
-
-
-def test_lookup_gives_the_padding_row_no_gradient():
-    Rows, Embed = Axis("rows", 3), Axis("embed", 2)
-    table = hnn.Embedding(hax.ones((Rows, Embed)), Rows, Embed)
-    ids = row([PAD, 2, PAD, 2])
-
-    def total(table: hnn.Embedding) -> jax.Array:
-        return hax.sum(nn.lookup(table, ids, PAD)).scalar()
-
-    value, grads = eqx.filter_value_and_grad(total)(table)
-    assert value == 8
-    assert grads.weight.array.tolist() == [[0, 0], [0, 0], [2, 2]]
 
 
 EXECUTIONS = {
@@ -367,32 +316,3 @@ def test_head_at_masked_positions_is_the_full_head_there(
         np.asarray(full.array), np.asarray(where.array)[..., None], axis=-2
     )
     np.testing.assert_allclose(at_masked.array, expected, rtol=1e-5, atol=1e-4)
-
-
-def test_older_checkpoints_are_read(model: RobertaForMaskedLM):
-    tensors = exported(model)
-    older = tensors | {"roberta.embeddings.position_ids": np.arange(18)[None]}
-    older["lm_head.decoder.weight"] = tensors["roberta.embeddings.word_embeddings.weight"]
-    older["lm_head.decoder.bias"] = tensors["lm_head.bias"]
-    older["roberta.pooler.dense.weight"] = np.zeros((32, 32), np.float32)
-    read = hf.from_hf_state_dict(CONFIG, model.Vocab, older, vocab_size=VOCAB_SIZE)
-    for name, value in exported(read).items():
-        np.testing.assert_array_equal(value, tensors[name], err_msg=name)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"lm_head.bias": None}, r"lm_head\.bias.*missing"),
-        ({"lm_head.bias": np.zeros(101, np.float32)}, r"lm_head\.bias.*\(101,\).*\(100,\)"),
-        ({"lm_head.extra": np.zeros(1)}, r"lm_head\.extra.*no place"),
-        ({"lm_head.decoder.bias": np.ones(100)}, r"lm_head\.decoder\.bias.*differs"),
-    ],
-)
-def test_other_checkpoints_are_refused_by_name(
-    model: RobertaForMaskedLM, change: dict[str, np.ndarray | None], message: str
-):
-    tensors = {**exported(model), **change}
-    tensors = {name: value for name, value in tensors.items() if value is not None}
-    with pytest.raises(ConfigError, match=message):
-        hf.from_hf_state_dict(CONFIG, model.Vocab, tensors, vocab_size=VOCAB_SIZE)
