@@ -37,7 +37,12 @@ def test_command_line_values_are_yaml(text, value):
 
 def test_both_spellings_of_an_override():
     words = ["--a.b", "1", "--c=x=y", "--audit-batches", "0", "--d", "-1"]
-    assert parse_overrides(words) == [("a.b", "1"), ("c", "x=y"), ("audit_batches", "0"), ("d", "-1")]
+    assert parse_overrides(words) == [
+        ("a.b", "1"),
+        ("c", "x=y"),
+        ("audit_batches", "0"),
+        ("d", "-1"),
+    ]
 
 
 @pytest.mark.parametrize("words", [["stray"], ["--a"], ["--a", "--b", "1"], ["--", "1"]])
