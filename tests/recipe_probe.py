@@ -10,6 +10,7 @@ import json
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import haliax as hax
 import jax
@@ -66,7 +67,7 @@ def evaluate(recipe: Recipe, model) -> dict[str, float]:
 
 def main(path: Path) -> None:
     config = read_config(path)
-    levanter.trainer.initialize(config)
+    levanter.trainer.initialize(cast(Any, config))
     recipe = build(config)
     with recipe.trainer:
         model = inference_mode(hax.named_jit(recipe.init_model)(), True)

@@ -111,7 +111,7 @@ def read_wandb(run_dir):
     (path,) = glob.glob(str(run_dir / "wandb/offline-run-*/run-*.wandb"))
     config, summary = {}, {}
     for data in leveldb_records(Path(path).read_bytes(), header=7):
-        record = wandb_internal_pb2.Record.FromString(data)
+        record = wandb_internal_pb2.Record.FromString(data)  # pyright: ignore[reportAttributeAccessIssue]  # made at import
         updates = [*record.run.config.update, *record.config.update]
         config |= {u.key: json.loads(u.value_json) for u in updates if u.key}
         for item in [*record.summary.update, *record.run.summary.update, *record.history.item]:

@@ -39,7 +39,7 @@ class MlmTrainerConfig(TrainerConfig):
 class TrainMlmConfig:
     """A masked-LM pretraining run."""
 
-    data: MlmDataConfig = field(default_factory=MlmDataConfig)
+    data: MlmDataConfig = field(default_factory=lambda: MlmDataConfig())
     """Documents, tokenizer, cache, packing, mixture."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """Which tokens are predicted, and what replaces them."""
@@ -47,7 +47,7 @@ class TrainMlmConfig:
     """The encoder; its type must have a masked-LM head."""
     optimizer: OptimizerConfig = field(default_factory=RobertaAdamWConfig)
     """Any Levanter optimizer; roberta_adamw has RoBERTa's published values."""
-    trainer: MlmTrainerConfig = field(default_factory=MlmTrainerConfig)
+    trainer: MlmTrainerConfig = field(default_factory=lambda: MlmTrainerConfig())
     """Steps, batch, precision, mesh, evaluation, checkpoints, tracking."""
     output_dir: str = "runs"
     """Every run writes only below ``output_dir/<trainer.id>``."""
@@ -87,8 +87,8 @@ def decode_config(raw: Mapping[str, Any]) -> TrainMlmConfig:
 
 def _as_config_error(error: BaseException) -> ConfigError:
     """The ConfigError below draccus's wrapping, or one made of its path and message."""
+    path, last = "", error
     cause: BaseException | None = error
-    path = ""
     while cause is not None:
         if isinstance(cause, ConfigError):
             return cause

@@ -1,6 +1,5 @@
 """AdamW with RoBERTa's published values, as Levanter optimizer type ``roberta_adamw``."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,7 +37,7 @@ class RobertaAdamWConfig(AdamConfig):
     max_grad_norm: float | None = None
     """Clip by global norm; null or 0 does not clip, as published."""
 
-    def build_weight_decay_mask(self) -> Callable[[Any], Any] | None:
+    def build_weight_decay_mask(self) -> Any:
         """The mask optax applies: None decays everything.
 
         Overrides Levanter's, which also skips embeddings by class name.

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -126,7 +126,8 @@ class Recipe:
             steps = [schedule.find_step_containing_offset(int(i)) for i in indices]
             return self.config.masking.rates_at(steps)
 
-        return self._masked(mixture, self.config.masking, self.streams.mask, rates_at)
+        rows = cast(AsyncDataset[Row], mixture)  # what our components yield
+        return self._masked(rows, self.config.masking, self.streams.mask, rates_at)
 
     @cached_property
     def eval_sets(self) -> Mapping[str, MaskedRows]:
@@ -200,7 +201,8 @@ def build(config: TrainMlmConfig) -> Recipe:
     trainer = Trainer(
         config.trainer,
         config.optimizer.build(config.trainer.num_train_steps),
-        partial(masked_lm_loss, z_loss_weight=config.z_loss_weight),
+        # Levanter passes the model, one batch and a key; its protocol says more than it uses.
+        cast(Any, partial(masked_lm_loss, z_loss_weight=config.z_loss_weight)),
     )
     with config.trainer.use_device_mesh():
         Vocab = round_axis_for_partitioning(

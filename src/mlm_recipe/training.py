@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import levanter.tracker
 import levanter.trainer
@@ -82,7 +82,7 @@ def _initialize(config: TrainMlmConfig) -> None:
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        levanter.trainer.initialize(config)
+        levanter.trainer.initialize(cast(Any, config))  # it reads config.trainer, and logs all
     except RuntimeError as error:
         if "No accelerator found" not in str(error):
             raise

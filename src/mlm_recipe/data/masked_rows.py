@@ -7,6 +7,7 @@ split or resume point, with no state to checkpoint.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import haliax as hax
 import jax
@@ -106,18 +107,21 @@ class MaskedRows(AsyncDataset[MlmExample]):
     def _example(self, row: Row, masked: MaskedTokens, i: int) -> MlmExample:
         Pos, Masked = self._Pos, self.Masked
 
-        def item(array: NamedArray, axis: Axis) -> NamedArray:
-            return NamedArray(np.asarray(array.array[i]), (axis,))
+        def item(array: NamedArray, *axes: Axis) -> NamedArray:
+            return named(np.asarray(array.array[i]), *axes)
+
+        def named(array: Any, *axes: Axis) -> NamedArray:
+            return NamedArray(array, axes)
 
         return MlmExample(
             input_ids=item(masked.input_ids, Pos),
-            segment_ids=NamedArray(row.segment_ids, (Pos,)),
-            position_ids=NamedArray(row.position_ids, (Pos,)),
+            segment_ids=named(row.segment_ids, Pos),
+            position_ids=named(row.position_ids, Pos),
             masked_positions=item(masked.masked_positions, Masked),
             masked_labels=item(masked.masked_labels, Masked),
             masked_weights=item(masked.masked_weights, Masked),
             masked_kinds=item(masked.masked_kinds, Masked),
-            overflow=NamedArray(np.asarray(masked.overflow.array[i]), ()),
+            overflow=item(masked.overflow),
         )
 
 
