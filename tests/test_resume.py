@@ -10,6 +10,8 @@ import pytest
 import tensorstore as ts
 from launching import ROOT, command, launch
 
+pytestmark = pytest.mark.slow
+
 # Dropout on, so that its stream is tested too; steps enough that the kill falls between them.
 SETTINGS = {
     "model__hidden_dropout": 0.1,
