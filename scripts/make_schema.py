@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import jmp
-from draccus.choice_types import ChoiceType
+from draccus.utils import is_choice_type
 from draccus.wrappers.docstring import get_attribute_docstring, get_preferred_help_text
 from haliax import ScanCheckpointPolicy
-from levanter.data.text.datasets import DatasetComponentBase, LmDatasetSourceConfigBase
-from levanter.data.text.formats import LmDatasetFormatBase
+from levanter.data.text.datasets import LmDatasetSourceConfigBase
 from levanter.models.lm_model import LmConfig
 
 from mlm_recipe.config import TrainMlmConfig
@@ -31,8 +30,6 @@ SCHEMA_FILE = Path(__file__).parents[1] / "src/mlm_recipe/launch/schema.json"
 # Registries that know more than this recipe can train on.
 ALLOWED: dict[type, tuple[str, tuple[str, ...]]] = {
     LmConfig: ("the model has no masked-LM head", ("roberta",)),
-    LmDatasetFormatBase: ("the format is not one of plain documents", ("documents",)),
-    DatasetComponentBase: ("components are documents", ("documents",)),
     LmDatasetSourceConfigBase: ("the source cannot be read", ("url", "hf")),
 }
 
@@ -99,7 +96,7 @@ class SchemaBuilder:
             return {"kind": "union", "options": [{"kind": "str"}, {"kind": "float"}]}
         if origin is ScanCheckpointPolicy:
             return {"kind": "any"}
-        if _is_registry(origin):
+        if is_choice_type(origin):  # a base, not one of its registered subclasses
             return self.choice_kind(origin)
         if dataclasses.is_dataclass(origin):
             return {"kind": "class", "name": self.add_class(hint)}
@@ -117,17 +114,6 @@ class SchemaBuilder:
             "problem": problem,
             "choices": {name: self.add_class(known[name]) for name in names},
         }
-
-
-def _is_registry(cls: type) -> bool:
-    """A choice base, not one of its registered subclasses."""
-    if not isinstance(cls, type) or not isinstance(cls, ChoiceType):
-        return False
-    try:
-        cls.get_choice_name(cls)
-    except (ValueError, KeyError):
-        return True
-    return False
 
 
 def _names(cls: type[enum.Enum]) -> list[str]:

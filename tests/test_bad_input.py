@@ -39,7 +39,8 @@ CASES = {
     "no such optimizer": (["--optimizer", "{type: sgd}"], "'sgd'", "roberta_adamw"),
     "no masked-LM head": (["--model", "{type: gpt2}"], "'gpt2'", "no masked-LM head", "roberta"),
     "no such tracker": (["--trainer.tracker", "{type: mlflow}"], "'mlflow'", "wandb"),
-    "wrong format": ([f"--{COMPONENT}.format", "{type: chat}"], "'chat'", "documents"),
+    "wrong format": ([f"--{COMPONENT}.format", "{type: chat}"], "format.type = 'chat'", "text_key"),
+    "wrong component": ([f"--{COMPONENT}.type", "concat"], "austen.type = 'concat'", "source"),
     "no steps": (["--trainer.num_train_steps", "0"], "num_train_steps = 0", "at least 1"),
     "no batch": (["--trainer.train_batch_size", "0"], "train_batch_size = 0", "at least 1"),
     "batch not divisible": (
@@ -58,7 +59,7 @@ CASES = {
     "masking rate": (["--masking.rate", "1.5"], "masking.rate = 1.5", "(0, 1]"),
     "fractions": (["--masking.random_fraction", "0.5"], "mask_fraction = 0.8", "above 1"),
     "masking unit": (["--masking.unit", "sentence"], "'sentence'", "whole_word"),
-    "too few slots": (["--masking.max_masked", "4"], "max_masked = 4", "20 masks"),
+    "too few slots": (["--masking.max_masked", "4"], "max_masked = 4", "7 masks"),
     "vocabulary too small": (["--model.vocab_size", "1000"], "vocab_size = 1000", "4096"),
     "padding id": (["--model.pad_token_id", "0"], "pad_token_id = 0", "set it to 1"),
     "no tokenizer": (["--data.tokenizer", ""], "tokenizer", "directory"),
@@ -147,7 +148,7 @@ def test_a_corrupt_line_is_named_and_skipped_only_on_demand(tmp_path):
     )
     assert not list((tmp_path / "cache").rglob("shard_ledger.json")), "a half-written cache"
 
-    component["format"] = {"type": "documents", "skip_corrupt": True}
+    component["format"] = {"skip_corrupt": True}
     done = launch(tmp_path, data__components={"broken": component}, trainer__num_train_steps=2)
     assert done.code == 0, done.output[-3000:]
     assert "skipped 1 corrupt" in done.output

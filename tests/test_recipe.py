@@ -90,8 +90,8 @@ def test_a_memorizable_corpus_is_memorized(tmp_path):
         model__intermediate_dim=256,
         model__num_layers=2,
         optimizer__learning_rate=3e-3,
-        trainer__num_train_steps=400,
-        trainer__steps_per_eval=400,
+        trainer__num_train_steps=800,
+        trainer__steps_per_eval=800,
         trainer__max_eval_batches="null",
     )
     assert done.code == 0, done.output[-3000:]
