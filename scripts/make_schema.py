@@ -19,7 +19,11 @@ import jmp
 from draccus.utils import is_choice_type
 from draccus.wrappers.docstring import get_attribute_docstring, get_preferred_help_text
 from haliax import ScanCheckpointPolicy
-from levanter.data.text.datasets import LmDatasetSourceConfigBase
+from levanter.data.text.datasets import (
+    HfDatasetSourceConfig,
+    LmDatasetSourceConfigBase,
+    UrlDatasetSourceConfig,
+)
 from levanter.models.lm_model import LmConfig
 
 from mlm_recipe.config import TrainMlmConfig
@@ -34,7 +38,15 @@ ALLOWED: dict[type, tuple[str, tuple[str, ...]]] = {
 }
 
 # Fields that are refused by the classes themselves, and so need not be offered.
-HIDDEN = {("MlmTrainerConfig", "wandb"), *(("MlmDataConfig", name) for name in WITHOUT_MEANING)}
+HIDDEN = {
+    ("MlmTrainerConfig", "wandb"),
+    *(("MlmDataConfig", name) for name in WITHOUT_MEANING),
+    *(
+        (source.__name__, field.name)
+        for source in (UrlDatasetSourceConfig, HfDatasetSourceConfig)
+        for field in dataclasses.fields(LmDatasetSourceConfigBase)
+    ),
+}
 
 _STRINGLY = (jmp.Policy, timedelta, Path)
 _PRIMITIVES = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null"}
