@@ -22,7 +22,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """exp(loss); inf where that overflows."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        return math.inf if self.loss >= 700 else math.exp(self.loss)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class EvalResult:
 def _score(sums: np.ndarray) -> Score:
     nats, correct, count = (float(x) for x in sums)
     if count == 0:
-        return Score(0.0, 0.0, 0)
+        return Score(math.nan, math.nan, 0)  # not 0, which would look perfect
     return Score(nats / count, correct / count, round(count))
 
 

@@ -1,6 +1,7 @@
 """``summary.json``: what a run did, for people and for scripts. Written however the run ends."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -87,7 +88,14 @@ class RunSummary:
         self.eval_by_kind = {kind: asdict(score) for kind, score in result.by_kind.items()}
 
     def write(self, path: Path) -> None:
-        """Atomically."""
+        """Atomically, as strict JSON: NaN and infinities, which it cannot say, become null."""
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        content = json.dumps(_finite(asdict(self)), indent=2, allow_nan=False)
+        partial.write_text(content + "\n", encoding="utf-8")
         os.replace(partial, path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -55,7 +55,12 @@ def train(config: TrainMlmConfig, summary: RunSummary) -> None:
     with recipe.trainer:
         with summary.phase("data"):
             summary.unigram_nats = unigram_entropy(recipe.data.build_caches("train"))
-            _ = recipe.train_set, recipe.eval_sets
+            _ = recipe.train_set
+            if not recipe.eval_sets:
+                logger.warning(
+                    "no component has validation documents: nothing will be evaluated; give "
+                    "source.validation_urls or data.num_validation_sequences"
+                )
         with summary.phase("audit"):
             summary.masking_audit = _audit(recipe)
         with summary.phase("state"):

@@ -15,8 +15,7 @@ _MOST_TOKENS = 1 << 26
 def unigram_entropy(caches: Mapping[str, TreeCache[dict]]) -> float:
     """Entropy in nats of the distribution of document tokens in the training caches.
 
-    The first 67M tokens of each cache are counted: the estimate moves by less than 1e-3 nats
-    beyond, and a corpus need not be read twice.
+    Of each cache the first 67M tokens are counted, so that a large corpus is not read twice.
     """
     counts = np.zeros(0, dtype=np.int64)
     for cache in caches.values():

@@ -108,9 +108,8 @@ def mask_tokens(
     positions, used = _slots(selected, Masked.size)
 
     labels = jnp.where(used, ids[positions], 0)
-    draw = jax.random.uniform(kind_key, used.shape)
-    not_masked = jnp.where(draw < mask_fraction + random_fraction, MaskKind.RANDOM, MaskKind.KEPT)
-    kinds = jnp.where(used & (draw >= mask_fraction), not_masked, MaskKind.MASK)
+    kinds = _kinds(used, mask_fraction, random_fraction, kind_key)
+    # The remainder favours no id by more than size / 2^32; randint compiles for longer.
     choice = jax.random.bits(replacement_key, used.shape, dtype=jnp.uint32) % random_ids.size
     seen = jnp.where(kinds == MaskKind.RANDOM, random_ids.array[choice], labels)
     seen = jnp.where(kinds == MaskKind.MASK, mask_id, seen)
@@ -121,9 +120,19 @@ def mask_tokens(
         masked_positions=hax.named(positions, Masked),
         masked_labels=hax.named(labels, Masked),
         masked_weights=hax.named(used.astype(jnp.float32), Masked),
-        masked_kinds=hax.named(kinds.astype(jnp.int32), Masked),
+        masked_kinds=hax.named(kinds, Masked),
         overflow=hax.named(overflow, ()),
     )
+
+
+def _kinds(
+    used: jax.Array, mask_fraction: jax.Array, random_fraction: jax.Array, key: PRNGKeyArray
+) -> jax.Array:
+    """``{masked}`` int32: a ``MaskKind`` for each used slot, 0 elsewhere."""
+    draw = jax.random.uniform(key, used.shape)
+    not_masked = jnp.where(draw < mask_fraction + random_fraction, MaskKind.RANDOM, MaskKind.KEPT)
+    kinds = jnp.where(used & (draw >= mask_fraction), not_masked, MaskKind.MASK)
+    return kinds.astype(jnp.int32)
 
 
 def _unit_starts(

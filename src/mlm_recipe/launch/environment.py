@@ -25,7 +25,7 @@ def training_environment(
         # transformers logs advice about absent frameworks otherwise.
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        # The tokenizer's own threads fight the loader's and warn after fork.
+        # Unset, tokenizers warns and turns its threads off after a fork (git, W&B).
         "TOKENIZERS_PARALLELISM": "true",
         "WANDB_DIR": str(run_dir),
         "WANDB_CONSOLE": "off",
