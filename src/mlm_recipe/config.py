@@ -1,22 +1,28 @@
 """The YAML tree as dataclasses: one block, one class."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import draccus
+import jax
 import levanter.config  # noqa: F401  registers draccus codecs (mp policies, time spans)
 from draccus.utils import DraccusException
+from jax.sharding import AxisType, Mesh
 from levanter.models.lm_model import LmConfig
 from levanter.optim.config import OptimizerConfig
 from levanter.tracker import TrackerConfig
 from levanter.tracker.wandb import WandbConfig
 from levanter.trainer import TrainerConfig
+from levanter.utils.mesh import create_mesh_from_axis_specs
 
 from mlm_recipe.data.config import MlmDataConfig
 from mlm_recipe.data.masking_config import MaskingConfig
 from mlm_recipe.errors import ConfigError
+from mlm_recipe.guard.config import GuardConfig
 from mlm_recipe.model.config import RobertaConfig
 from mlm_recipe.optim import RobertaAdamWConfig
 
@@ -34,6 +40,44 @@ class MlmTrainerConfig(TrainerConfig):
     log_xla_hlo: bool = False
     """Write the train step's StableHLO; costs a second lowering."""
 
+    _devices = None  # no field: no configuration names devices
+
+    def on(self, devices: Sequence[Any]) -> "MlmTrainerConfig":
+        """The same trainer on these devices, attached or not, instead of ``jax.devices()``."""
+        placed = copy.copy(self)
+        placed._devices = list(devices)  # pyright: ignore[reportAttributeAccessIssue]
+        return placed
+
+    @property
+    def device_mesh(self) -> Mesh:
+        if self._devices is None:
+            return super().device_mesh
+        ici, dcn = self._axis_shapes()
+        names = [*ici, *(name for name in dcn if name not in ici)]
+        kinds = (AxisType.Explicit,) * len(names) if self.use_explicit_mesh_axes else None
+        return create_mesh_from_axis_specs(
+            ici_axes=ici, dcn_axes=dcn, axis_types=kinds, devices=self._devices
+        )
+
+    @cached_property
+    def num_slices(self) -> int:
+        devices = jax.devices() if self._devices is None else self._devices
+        return max(getattr(device, "slice_index", 0) or 0 for device in devices) + 1
+
+    @cached_property
+    def mesh_axis_specs(self) -> list[str]:
+        ici, dcn = self._axis_shapes()
+        return list(ici.keys() | dcn.keys())
+
+    @cached_property
+    def _mesh_axis_totals(self) -> dict[str, int]:
+        ici, dcn = self._axis_shapes()
+        return {name: ici.get(name, 1) * dcn.get(name, 1) for name in {*ici, *dcn}}
+
+    def _axis_shapes(self) -> tuple[dict[str, int], dict[str, int]]:
+        count = jax.device_count() if self._devices is None else len(self._devices)
+        return self.mesh.axis_shapes(count, self.num_slices)
+
 
 @dataclass(frozen=True)
 class TrainMlmConfig:
@@ -49,6 +93,8 @@ class TrainMlmConfig:
     """Any Levanter optimizer; roberta_adamw has RoBERTa's published values."""
     trainer: MlmTrainerConfig = field(default_factory=lambda: MlmTrainerConfig())
     """Steps, batch, precision, mesh, evaluation, checkpoints, tracking."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    """Preflight, fallbacks, limits, and what happens after a death."""
     output_dir: str = "runs"
     """Every run writes only below ``output_dir/<trainer.id>``."""
     audit_batches: int = 4

@@ -84,11 +84,15 @@ class Recipe:
         return self.config.roberta.total_trainable_params(self.vocab_size)
 
     @property
+    def Masked(self) -> Axis:
+        """Slots for masked tokens of a training row."""
+        return Axis("masked", self.config.masking.num_masked_slots(self.Pos.size))
+
+    @property
     def train_flops_per_example(self) -> float:
         """Forward and backward of one row, the head at the ``masked`` slots only."""
-        Masked = self.train_set.Masked
         per_token = self.config.roberta.flops_per_token(
-            self.vocab_size, self.Pos.size, Masked.size / self.Pos.size
+            self.vocab_size, self.Pos.size, self.Masked.size / self.Pos.size
         )
         return 3 * per_token * self.Pos.size
 
@@ -189,8 +193,11 @@ class Recipe:
         )
 
 
-def build(config: TrainMlmConfig) -> Recipe:
+def build(config: TrainMlmConfig, *, hooks: bool = True) -> Recipe:
     """Resolve tokenizer, axes, optimizer and trainer.
+
+    Args:
+        hooks: add Levanter's progress, checkpoint, watch and profile hooks.
 
     Raises:
         ConfigError: tokenizer and model do not fit.
@@ -203,6 +210,7 @@ def build(config: TrainMlmConfig) -> Recipe:
         config.optimizer.build(config.trainer.num_train_steps),
         # Levanter passes the model, one batch and a key; its protocol says more than it uses.
         cast(Any, partial(masked_lm_loss, z_loss_weight=config.z_loss_weight)),
+        add_default_hooks=hooks,
     )
     with config.trainer.use_device_mesh():
         Vocab = round_axis_for_partitioning(

@@ -6,6 +6,7 @@ Reads the effective configuration that the launcher wrote and nothing else, trai
 
 import argparse
 import atexit
+import json
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ import levanter.tracker.wandb
 from mlm_recipe.config import decode_config
 from mlm_recipe.data.audit import MaskingAuditError
 from mlm_recipe.errors import ConfigError
+from mlm_recipe.guard.prologue import prepare_to_die
 from mlm_recipe.launch.overlay import load_yaml
 from mlm_recipe.provenance import git_commit, versions
 from mlm_recipe.summary import RunSummary
@@ -42,6 +44,8 @@ _RESULTS = (
     "eval_masked_accuracy",
     "tokens_seen",
     "useful_tokens_per_second",
+    "train_step_compiles",
+    "train_step_cache_hits",
 )
 
 
@@ -105,12 +109,36 @@ def _finish_trackers(summary: RunSummary) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse ``--config`` and run."""
+    """Parse the options and run."""
     parser = argparse.ArgumentParser(prog="python -m mlm_recipe.run", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the effective configuration")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, help="the effective configuration")
+    source.add_argument("--control", type=int, help="the launcher's: where it will be named")
+    options = parser.parse_args(arguments)
     # SIGTERM is how schedulers end a job: unwind, so that the summary is written.
     signal.signal(signal.SIGTERM, _interrupt)
-    return run(parser.parse_args(arguments).config)
+    if options.control is None:
+        return run(options.config)
+    prepare_to_die()
+    order = _await_order(options.control)
+    return 0 if order is None else run(order)
+
+
+def _await_order(control: int) -> Path | None:
+    """The configuration to train, once the launcher has decided; None when it has no need of us.
+
+    All imports are done by now, no device is touched yet: that is why it waits here.
+    """
+    with os.fdopen(control) as orders:
+        line = orders.readline()
+    if not line:
+        return None
+    order = json.loads(line)
+    for name in [*os.environ]:
+        if name.startswith("XLA_") or name == "LIBTPU_INIT_ARGS":
+            del os.environ[name]
+    os.environ.update(order["environ"])
+    return Path(order["config"])
 
 
 def _interrupt(signum: int, frame: object) -> None:

@@ -67,6 +67,10 @@ class RunSummary:
     """Of the checkout the package runs from."""
     variant: str = "as_configured"
     """The guard's variant that trained."""
+    train_step_compiles: int | None = None
+    """Times this process had XLA compile the train step; 0 after a preflight on these devices."""
+    train_step_cache_hits: int | None = None
+    """Times it found the train step in the persistent compilation cache."""
     masking_audit: dict[str, Any] = field(default_factory=dict)
     """Figures of the audit at the start."""
 

@@ -1,23 +1,23 @@
 """The launcher: ``python -m mlm_recipe.train --config config/roberta_tiny.yaml``.
 
-It imports no jax. It reads the YAML, lays the command line on it, answers what can be answered
-without a device, writes the effective configuration into the run directory, and replaces itself
-with the training program, which reads that file only.
+It imports no jax, so that no compiler can kill it. It reads the YAML, lays the command line on it,
+answers what can be answered without a device, writes the effective configuration into the run
+directory, has the guard prove the train step, and watches over the training program, which reads
+that file only.
 """
 
 import os
 import secrets
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from mlm_recipe.errors import ConfigError
+from mlm_recipe.guard.targets import parse_target, targets_text
 from mlm_recipe.launch.checks import check_config
-from mlm_recipe.launch.environment import training_environment
 from mlm_recipe.launch.help import help_text
+from mlm_recipe.launch.launch import Launch
+from mlm_recipe.launch.options import Options, parse_options
 from mlm_recipe.launch.overlay import (
     Config,
     get_path,
@@ -32,45 +32,6 @@ EXIT_CONFIG_ERROR = 2
 
 # Trackers that write files: the key of the place, and the place in the run directory.
 _TRACKER_PATHS = {"tensorboard": ("logdir", "tensorboard"), "json_file": ("output_path", ".")}
-
-_NOT_YET = {"--preflight-only", "--target", "--variant", "--strict"}
-
-
-@dataclass
-class Options:
-    """The launcher's own words; everything else on the command line is an override."""
-
-    config: Path | None = None
-    help: str | None = None
-    overrides: list[str] = field(default_factory=list)
-
-
-def parse_options(arguments: Sequence[str]) -> Options:
-    """Split the command line.
-
-    Raises:
-        ConfigError: an option that needs a value has none, or is not available.
-    """
-    options = Options()
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if name in ("--config", "--config_path"):
-            if not equals and not rest:
-                raise ConfigError("--config", None, "the option has no value", "give a YAML file")
-            options.config = Path(value if equals else rest.pop(0))
-        elif word in ("-h", "--help"):
-            options.help = rest.pop(0) if rest and not rest[0].startswith("-") else ""
-        elif word == "--no-preflight":
-            pass
-        elif name in _NOT_YET:
-            raise ConfigError(
-                name, value or None, "this version has no preflight yet", "leave the option out"
-            )
-        else:
-            options.overrides.append(word)
-    return options
 
 
 def effective_config(options: Options) -> Config:
@@ -104,6 +65,11 @@ def _name_the_run(config: Config, source: Path) -> None:
     if get_path(config, "trainer.checkpointer.base_path") is None:
         set_path(config, "trainer.checkpointer.base_path", str(run_dir / "checkpoints"))
         set_path(config, "trainer.checkpointer.append_run_id_to_base_path", False)
+    if get_path(config, "trainer.jax_compilation_cache_dir") is None:
+        cache = get_path(
+            config, "guard.cache_dir", load_schema().defaults("GuardConfig")["cache_dir"]
+        )
+        set_path(config, "trainer.jax_compilation_cache_dir", str(Path(str(cache)) / "xla"))
     trackers = get_path(config, "trainer.tracker", [])
     for tracker in trackers if isinstance(trackers, list) else [trackers]:
         if isinstance(tracker, dict) and tracker.get("type") in _TRACKER_PATHS:
@@ -137,29 +103,26 @@ def write_effective_config(config: Config) -> Path:
     return run_dir / "config.yaml"
 
 
-def exec_training(config_file: Path, config: Config) -> NoReturn:
-    """Become the training program."""
-    environ = training_environment(config, config_file.parent.resolve(), os.environ)
-    environ["MLM_RECIPE_LAUNCHED_AT"] = repr(time.time())
-    command = [sys.executable, "-m", "mlm_recipe.run", "--config", str(config_file)]
-    sys.stdout.flush()
-    os.execve(sys.executable, command, environ)
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Returns 0 after ``--help``, 2 after bad input; otherwise does not return."""
+    """Returns the training program's exit code, or the guard's (``guard.exits``)."""
     try:
         options = parse_options(arguments)
         if options.help is not None:
             sys.stdout.write(help_text(load_schema(), options.help))
             return 0
+        if options.list_targets:
+            sys.stdout.write(targets_text())
+            return 0
         config = effective_config(options)
+        for target in options.targets:
+            parse_target(target)
         config_file = write_effective_config(config)
+        sys.stdout.write(f"run {get_path(config, 'trainer.id')}: {config_file.parent}\n")
+        sys.stdout.flush()
+        return Launch(config, config_file, options).run()
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_CONFIG_ERROR
-    sys.stdout.write(f"run {get_path(config, 'trainer.id')}: {config_file.parent}\n")
-    exec_training(config_file, config)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ from mlm_recipe.data.audit import MaskingAudit, audit_masks, check_audit
 from mlm_recipe.data.batches import GlobalBatches
 from mlm_recipe.errors import ConfigError
 from mlm_recipe.evaluate import Evaluator
+from mlm_recipe.preflight.compiles import CompileCounts
 from mlm_recipe.progress import RunMeter, show_throughput
 from mlm_recipe.provenance import devices
 from mlm_recipe.recipe import Recipe, build
 from mlm_recipe.summary import RunSummary
+from mlm_recipe.track_preflight import track_preflight
 from mlm_recipe.unigram import unigram_entropy
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ _CHATTY = (
     "levanter.tensorstore_serialization",
     "fray.device_flops",
 )
+
+# What jax calls Levanter's train step, with or without jit hooks.
+_TRAIN_STEP = "_train_step"
 
 # Rows audited of one batch: more would tell nothing new and cost time.
 _MOST_AUDITED = 512
@@ -48,9 +53,11 @@ def train(config: TrainMlmConfig, summary: RunSummary) -> None:
         DataExhaustedError: the data ended early.
         RuntimeError: the loss became NaN or infinite.
     """
+    counts = CompileCounts()
     with summary.phase("initialize"):
         _initialize(config)
     summary.device = devices()
+    summary.variant = track_preflight()
     recipe = build(config)
     with recipe.trainer:
         with summary.phase("data"):
@@ -69,7 +76,11 @@ def train(config: TrainMlmConfig, summary: RunSummary) -> None:
         summary.num_parameters = recipe.num_parameters
         levanter.tracker.log_summary(_facts(summary))
         with closing(recipe.train_batches(int(state.step))) as batches:
-            info = _train_steps(recipe, state, batches, summary)
+            try:
+                info = _train_steps(recipe, state, batches, summary)
+            finally:
+                summary.train_step_compiles = counts.compiled[_TRAIN_STEP]
+                summary.train_step_cache_hits = counts.cached[_TRAIN_STEP]
     if info.next_step < config.trainer.num_train_steps:
         raise DataExhaustedError(
             f"the training data ended at step {info.next_step} of "

@@ -1,0 +1,1 @@
+"""Policy over child processes: supervise, classify, fall back, remember, report. No jax."""

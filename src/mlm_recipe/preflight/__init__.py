@@ -1,0 +1,1 @@
+"""The child: builds one program and proves it. jax only, so that it runs on old jax too."""
