@@ -1,6 +1,7 @@
 """The import table is the architecture; a new edge is a design decision."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ PACKAGE = Path(mlm_recipe.__file__).parent
 EDGES = {
     "__init__": set(),
     "errors": set(),
+    "guard": {"errors"},
+    "preflight": {"guard"},
     "data": {"errors"},
     "model": {"errors"},
     "optim": set(),
@@ -24,17 +27,21 @@ EDGES = {
     "scores": {"data"},
     "unigram": {"data"},
     "summary": {"scores"},
-    "config": {"data", "errors", "model", "optim"},
+    "synthetic": {"data"},
+    "abstract": {"data"},
+    "config": {"data", "errors", "guard", "model", "optim"},
     "recipe": {"config", "data", "errors", "fit", "loss", "model"},
+    "step": {"abstract", "config", "data", "model", "preflight", "recipe", "synthetic"},
     "progress": {"data", "summary"},
     "evaluate": {"data", "loss", "model", "recipe", "scores"},
+    "track_preflight": {"guard"},
     "training": {
-        "config", "data", "errors", "evaluate", "progress", "provenance", "recipe", "summary",
-        "unigram",
+        "config", "data", "errors", "evaluate", "preflight", "progress", "provenance", "recipe",
+        "summary", "track_preflight", "unigram",
     },
-    "launch": {"data", "errors", "fit", "model"},
-    "run": {"config", "data", "errors", "launch", "provenance", "summary", "training"},
-    "train": {"errors", "launch"},
+    "launch": {"data", "errors", "fit", "guard", "model"},
+    "run": {"config", "data", "errors", "guard", "launch", "provenance", "summary", "training"},
+    "train": {"errors", "guard", "launch"},
 }  # fmt: skip
 
 
@@ -70,7 +77,19 @@ def test_the_table_has_no_cycle():
         done |= ready
 
 
-@pytest.mark.parametrize("module", ["mlm_recipe.train", "mlm_recipe.launch.checks"])
+# What the child may take of the guard: the phase file, its prologue, names of targets.
+FOR_THE_CHILD = {"status", "prologue", "targets"}
+
+
+def test_the_child_takes_only_data_and_status_of_the_guard():
+    for file in (PACKAGE / "preflight").rglob("*.py"):
+        taken = set(re.findall(r"mlm_recipe\.guard\.(\w+)", file.read_text()))
+        assert taken <= FOR_THE_CHILD, file.name
+
+
+@pytest.mark.parametrize(
+    "module", ["mlm_recipe.train", "mlm_recipe.launch.checks", "mlm_recipe.guard.__main__"]
+)
 def test_the_launcher_imports_no_jax(module):
     code = (
         f"import sys, {module}; print({{'jax', 'haliax', 'levanter', 'torch'}} & {{*sys.modules}})"

@@ -122,9 +122,9 @@ def test_flags_are_named():
     assert read(f"{several}--xla_a=1 --xla_b --xla_c='x y'").flags[:2] == ("xla_a", "xla_b")
     libtpu = "ERROR: Unknown command line flag 'xla_tpu_nope'"
     assert read(libtpu).flags == ("xla_tpu_nope",)
-    enum = raised("jax.errors.JaxRuntimeError", "INVALID_ARGUMENT: While setting option "
-                  "xla_gpu_disable_async_collectives, 'allreduce' is not a valid enum value.")  # fmt: skip
-    assert read(enum).flags == ("xla_gpu_disable_async_collectives",)
+    value = "While setting option xla_gpu_x, 'allreduce' is not a valid enum value."
+    enum = raised(XLA, f"INVALID_ARGUMENT: {value}")
+    assert read(enum).flags == ("xla_gpu_x",)
     assert read(enum).kind == "unknown_flag"
 
 
@@ -154,7 +154,8 @@ def raised(kind: str, message: str, *functions: str) -> str:
 
 
 def fatal(source: str, message: str) -> str:
-    return f"F0000 00:00:1796125476.8  123 {source}:54] {message}\n*** Check failure stack trace: ***\n"
+    line = f"F0000 00:00:1796125476.8  123 {source}:54] {message}"
+    return f"{line}\n*** Check failure stack trace: ***\n"
 
 
 COMPILING = ("stages.py:compile", "compiler.py:backend_compile_and_load")
@@ -326,10 +327,6 @@ def test_sigkill_is_host_memory_only_where_something_says_so():
     small = ended("", KILL, peak_rss=59)
     failure = classify(small, CATALOGUE, host=host)
     assert (failure.kind, failure.reason) == ("infrastructure", "killed from outside")
-    assert classify(small, CATALOGUE, host=HostFacts(100, -1)).reason in (
-        "host",  # the kernel's counter can be read here
-        "killed from outside",
-    )
     assert classify(killed, CATALOGUE, host=None).kind == "infrastructure"
     assert read("", 137).kind == "infrastructure"
 
@@ -345,7 +342,7 @@ def test_what_the_supervisor_did_comes_first():
     assert read(text, KILL, over_memory=True).reason == "host"
     failure = read(text, -15, timed_out=True)
     assert (failure.kind, failure.reason) == ("timeout", "stall")
-    stuck = "E1201 1:2:3 1 rendezvous.cc:116] [id=0] This thread has been waiting for 20 s and may be stuck"
+    stuck = "E1201 1:2:3 1 rendezvous.cc:116] [id=0] This thread has waited and may be stuck"
     assert read(stuck, -15, timed_out=True).reason == "rendezvous"
 
 

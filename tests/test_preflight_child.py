@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def run_child(directory: Path, *, devices: int = 1, **spec):
         check=False,
     )
     path = directory / "result.json"
-    result = json.loads(path.read_text()) if path.exists() else None
+    result: Any = json.loads(path.read_text()) if path.exists() else None
     return done, result
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from mlm_recipe.errors import ConfigError
 from mlm_recipe.guard.catalogue import Catalogue, load_catalogue
 from mlm_recipe.guard.classify import HostFacts, classify
+from mlm_recipe.guard.entry import prove_entry
 from mlm_recipe.guard.exits import ExitCode
 from mlm_recipe.guard.overlooked import overlooked
 from mlm_recipe.guard.record import failure_record, signal_name, write_record
@@ -42,20 +43,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         catalogue = load_catalogue(options.catalogue)
     except ConfigError as error:
-        print(f"guard: {error}", file=sys.stderr)
+        _say(f"guard: {error}")
         return EXIT_USAGE
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupt)
     try:
+        if options.entry is not None:
+            return prove_entry(
+                options.entry,
+                target=options.target,
+                directory=options.directory,
+                report_file=options.json,
+                catalogue=options.catalogue,
+            )
         return _run(options, catalogue)
-    except OSError as error:
-        print(f"guard: {error}", file=sys.stderr)
+    except (OSError, ConfigError) as error:
+        _say(f"guard: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt as interrupt:
         number = interrupt.args[0] if interrupt.args else signal.SIGINT
-        print(f"guard: {signal_name(number)}: the command is ended", file=sys.stderr)
+        _say(f"guard: {signal_name(number)}: the command is ended")
         return 128 + number
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -70,8 +83,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         own, command = argv[:cut], argv[cut + 1 :]
     parser = _parser()
     options = parser.parse_args(own)
-    if not command:
-        parser.error("give a command behind --, e.g. -- python train.py")
+    if options.entry is None and not command:
+        parser.error("give a command behind --, e.g. -- python train.py; or --entry")
     options.command = command
     return options
 
@@ -79,7 +92,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mlm_recipe.guard",
-        usage="%(prog)s [options] -- COMMAND [ARGUMENT...]",
+        usage="%(prog)s [options] -- COMMAND [ARGUMENT...]\n"
+        "       %(prog)s --entry pkg.mod:build [--target KIND] [--json FILE]",
         description=__doc__,
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -115,6 +129,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="YAML with further known deaths, tried before the shipped ones",
     )
+    entry = parser.add_argument_group(
+        "prove a jax program in children, with fallbacks, instead of running a command"
+    )
+    entry.add_argument("--entry", metavar="ENTRY", help="pkg.mod:build or path/file.py:build")
+    entry.add_argument(
+        "--target",
+        default="auto",
+        metavar="KIND",
+        help="the attached devices (auto), or what is not there, e.g. h200:8",
+    )
+    entry.add_argument("--directory", type=Path, help="where children leave their files")
     return parser
 
 
@@ -147,7 +172,7 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> int:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             write_record(options.json, record)
     if failure is not None:
-        print(_verdict(exit, failure), file=sys.stderr)
+        _say(_verdict(exit, failure))
     return _exit_code(exit, failure)
 
 

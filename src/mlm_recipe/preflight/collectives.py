@@ -2,21 +2,27 @@
 
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 _OPS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _LINE = re.compile(
     r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<shape>.*?) "
     r"(?P<op>all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute"
-    r"|collective-broadcast)(?P<start>-start)?\("
+    r"|collective-broadcast)(?P<half>-start|-done)?\("
 )
+_ROOT = re.compile(r"^\s*ROOT %?[\w.\-]+ = (?P<shape>.*?) [a-z][\w\-]*\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*|token)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{\s*$")
-_WHILE = re.compile(r"\bwhile\(.*?\bbody=%?([\w.\-]+)")
+_WHILE = re.compile(r"\bwhile\(.*?\bcondition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CALLS = re.compile(
-    r"\b(?:calls|to_apply|body|condition|branch_computations)=\{?%?([\w.\-, %]+)\}?"
+    r"\b(?:calls|to_apply|body|condition|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
+_SECOND_HALF = re.compile(r" [\w\-]+-(?:done|update)\(")
 _TRIPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:\s*"?(\d+)')
+_BOUND = re.compile(r" = [su]\d+\[\]\S* constant\((\d+)\)")
+_BELOW = re.compile(r"^\s*ROOT .* compare\(.*direction=LT")
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
 _BITS = {"pred": 8, "token": 0}
 
@@ -39,72 +45,108 @@ def _bits(dtype: str) -> int:
     return int(found.group(1)) if found else 0
 
 
+@dataclass
+class _Computation:
+    """One of the module's functions."""
+
+    lines: list[str] = field(default_factory=list)
+    callers: list[tuple[str, int | None, str]] = field(default_factory=list)
+    """Name of a caller, how often it calls, None for a loop that does not say, its condition."""
+
+    def bound(self) -> int | None:
+        """N, where this is the condition ``i < N`` of a loop."""
+        numbers = [int(found[1]) for line in self.lines if (found := _BOUND.search(line))]
+        below = any(_BELOW.match(line) for line in self.lines)
+        return numbers[0] if below and len(numbers) == 1 else None
+
+
 def collectives(hlo: str) -> dict[str, dict[str, int]]:
     """Count and bytes per device and step, by operation.
 
-    A collective in a loop counts as often as the loop is known to run; in a loop of unknown length
-    once. Bytes are those of the result; of an asynchronous pair, the start counts, its result
-    without the operands that it carries along.
+    Bytes are those of the result. A collective in a loop counts as often as the loop is known to
+    run. Where the text does not tell (libtpu's never does), a loop ``while i < N`` is taken to run
+    N times, as ``lax.scan`` does, any other once, and ``in_unknown_loops`` says how many
+    collectives that concerns. Both branches of a conditional count. An asynchronous pair counts
+    once, at its end, whose shape is the result alone; so does a TPU's, spread over fusions.
 
     Args:
         hlo: ``compiled.as_text()``.
     """
-    repeats = _repeats(hlo)
+    module = _parse(hlo)
+    spread = {
+        channel.group(1)
+        for computation in module.values()
+        if _starts_async(computation)
+        for line in computation.lines
+        if _LINE.match(line) and (channel := _CHANNEL.search(line))
+    }
+    repeats: dict[str, tuple[int, bool]] = {}
     found: dict[str, dict[str, int]] = {op: {"count": 0, "bytes": 0} for op in _OPS}
-    for name, line in _lines(hlo):
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        times = repeats.get(name, 1)
-        entry = found.setdefault(match["op"], {"count": 0, "bytes": 0})
-        entry["count"] += times
-        entry["bytes"] += times * _result_bytes(match["shape"], match["op"], bool(match["start"]))
+    for name, computation in module.items():
+        for line in computation.lines:
+            match = _LINE.match(line)
+            if match is None or match["half"] == "-start":
+                continue
+            channel = _CHANNEL.search(line)
+            if channel and channel.group(1) in spread and not _starts_async(computation):
+                continue
+            op, shape = _meaning(name, computation, match)
+            times, known = _repeats(module, name, repeats)
+            entry = found.setdefault(op, {"count": 0, "bytes": 0})
+            entry["count"] += times
+            entry["bytes"] += times * shape_bytes(shape)
+            if not known:
+                entry["in_unknown_loops"] = entry.get("in_unknown_loops", 0) + 1
     return found
 
 
-def _result_bytes(shape: str, op: str, start: bool) -> int:
-    total = shape_bytes(shape)
-    if not start or not shape.startswith("("):
-        return total
-    if op == "all-reduce":
-        return total  # its start carries no operands
-    parts = [shape_bytes(f"{dtype}[{dims}]") for dtype, dims in _ARRAY.findall(shape)]
-    half = len(parts) // 2  # operands, results, and perhaps contexts of a word each
-    return sum(parts[half : 2 * half]) if half else total
+def _starts_async(computation: _Computation) -> bool:
+    return any('custom_call_target="AsyncCollectiveStart"' in line for line in computation.lines)
 
 
-def _lines(hlo: str) -> list[tuple[str, str]]:
-    """Each line with the name of the computation it stands in."""
-    name, lines = "", []
+def _meaning(name: str, computation: _Computation, match: re.Match[str]) -> tuple[str, str]:
+    """Operation and result: a TPU writes a reduce-scatter as a fusion of all-reduce and slice."""
+    if match["op"] == "all-reduce" and name.startswith("all-reduce-scatter"):
+        for line in computation.lines:
+            if root := _ROOT.match(line):
+                return "reduce-scatter", root["shape"]
+    return match["op"], match["shape"]
+
+
+def _parse(hlo: str) -> dict[str, _Computation]:
+    module: dict[str, _Computation] = {}
+    name = ""
     for line in hlo.splitlines():
         head = _COMPUTATION.match(line)
         if head is not None and " = " not in line.split("{")[0]:
             name = head.group(1)
-        else:
-            lines.append((name, line))
-    return lines
-
-
-def _repeats(hlo: str) -> dict[str, int]:
-    """How often each computation runs in one step."""
-    callers: dict[str, list[tuple[str, int]]] = {}
-    for name, line in _lines(hlo):
+            module.setdefault(name, _Computation())
+            continue
+        module.setdefault(name, _Computation()).lines.append(line)
+        if _SECOND_HALF.search(line):
+            continue  # its first half made the call
         loop, trips = _WHILE.search(line), _TRIPS.search(line)
-        body = loop.group(1) if loop else None
-        for listed in _CALLS.findall(line):
-            for callee in re.findall(r"[\w.\-]+", listed):
-                times = int(trips.group(1)) if callee == body and trips else 1
-                callers.setdefault(callee, []).append((name, times))
-    known: dict[str, int] = {}
+        condition, body = loop.groups() if loop else ("", None)
+        for several, one in _CALLS.findall(line):
+            for callee in re.findall(r"[\w.\-]+", several or one):
+                times = (int(trips.group(1)) if trips else None) if callee == body else 1
+                module.setdefault(callee, _Computation()).callers.append((name, times, condition))
+    return module
 
-    def count(name: str, above: frozenset[str]) -> int:
-        if name not in known:
-            calls = [(c, t) for c, t in callers.get(name, []) if c not in above]
-            times = [t * count(caller, above | {name}) for caller, t in calls]
-            known[name] = max(sum(times), 1) if times else 1
-        return known[name]
 
-    return {name: count(name, frozenset()) for name in callers}
+def _repeats(
+    module: dict[str, _Computation], name: str, known: dict[str, tuple[int, bool]]
+) -> tuple[int, bool]:
+    """How often a computation runs in one step, at least once, and whether that is certain."""
+    if name not in known:
+        known[name] = (1, True)  # HLO has no recursion; a malformed text ends here
+        total, certain = 0, True
+        for caller, times, condition in module[name].callers:
+            above, sure = _repeats(module, caller, known)
+            total += above * (times or module[condition].bound() or 1)
+            certain = certain and sure and times is not None
+        known[name] = (max(total, 1), certain)
+    return known[name]
 
 
 def rematerialization_warnings(log: str) -> dict[str, Any]:
