@@ -58,7 +58,8 @@ class RunSummary:
     num_parameters: int | None = None
     """Trainable parameters, padded vocabulary rows left out."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time by phase: imports, initialize, data, audit, state, first_step, train, eval, ..."""
+    """Wall time by phase: imports, preflight (what was left of it once all was imported),
+    initialize, data, audit, state, first_step, train, eval, ..."""
     device: dict[str, Any] = field(default_factory=dict)
     """Kind, counts and backend."""
     versions: dict[str, str] = field(default_factory=dict)

@@ -62,7 +62,7 @@ def prove_entry(
         context=Context(platform=platform, devices=spec.count, environ=environ),
         memory=VerdictMemory(directory / "verdicts", force=True),
         key=lambda variant: variant.name,
-        say=lambda line: sys.stderr.write(f"preflight {target}: {line}\n") and None,
+        say=_say,
     )
     whole = Report(
         (report,),
@@ -74,6 +74,11 @@ def prove_entry(
         whole.write(report_file)
     print_report(whole, sys.stderr)
     return int(whole.exit_code)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"preflight: {line}\n")
+    sys.stderr.flush()
 
 
 def _no_arguments(variant: Variant) -> Mapping[str, Any]:

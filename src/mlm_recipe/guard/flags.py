@@ -194,5 +194,5 @@ for name, value in json.loads(sys.argv[1]).items():
         lowered.compile(compiler_options={name: {"true": True, "false": False}.get(value, value)})
     except Exception as error:
         if "No such compile option" in str(error):
-            print("IGNORED", name, flush=True)
+            sys.stdout.write("IGNORED " + name + chr(10))
 """

@@ -4,15 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from mlm_recipe.guard.attempts import (
-    STOP,
-    STOP_ANYWHERE,
-    Attempt,
-    Attempted,
-    Budget,
-    Gate,
-    Tried,
-)
+from mlm_recipe.guard.attempts import STOP, STOP_ANYWHERE, Attempt, Attempted, Budget, Gate, Tried
 from mlm_recipe.guard.flags import parse_flags
 from mlm_recipe.guard.ranking import content, family, out_of_device, promise
 from mlm_recipe.guard.types import AS_CONFIGURED, Failure, FailureKind, Neutrality, Variant
@@ -73,8 +65,6 @@ class Search:
         except OutOfBudgetError:
             return None
         return self._minimise(winner) if winner else None
-
-    # ---- one variant ------------------------------------------------------------------------
 
     def _settle(self, variant: Variant, role: str) -> Attempted | None:
         """Try a variant, and again where that may help; None where nothing of it is alive."""
@@ -157,8 +147,6 @@ class Search:
             return False
         crashed = failure.kind in (FailureKind.COMPILE_CRASH, FailureKind.UNKNOWN)
         return crashed and ended.signal is not None and not ended.timed_out
-
-    # ---- all variants -----------------------------------------------------------------------
 
     def _climb(self, first: Attempted, failure: Failure) -> Attempted | None:
         unaffected: set[str] = set()
@@ -274,8 +262,6 @@ class Search:
         if ends:
             self.stopped_on = failure
         return ends
-
-    # ---- what is needed of it ---------------------------------------------------------------
 
     def _minimise(self, winner: Attempted) -> Attempted:
         """Leave out each part that is not needed, as far as the budget goes."""

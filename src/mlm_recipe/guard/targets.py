@@ -15,6 +15,7 @@ import yaml
 from mlm_recipe.errors import ConfigError
 
 GPUS_PER_HOST = 8
+CHIPS_PER_HOST = 4
 EXTRAS = {"cuda": "gpu", "tpu": "tpu"}
 """Platform -> the extra of this package that brings its compiler."""
 
@@ -97,18 +98,28 @@ def _tpus(text: str, kind: str, size: str, figures: Mapping[str, Any]) -> Target
         shape = _shape(size[1:])
     elif found := re.fullmatch(r"([:-])(\d+)", size):
         cores = figures["cores_per_chip"] if found.group(1) == "-" else 1
-        shape = near_cube(int(found.group(2)) // cores, dimensions)
+        chips, rest = divmod(int(found.group(2)), cores)
+        shape = () if rest else near_cube(chips, dimensions)
     else:
         shape = ()
-    if len(shape) != dimensions or math.prod(shape) < 1:
+    if len(shape) != dimensions or not _made_of_hosts(shape):
         raise ConfigError(
             "--target",
             text,
-            f"it is no topology of {kind}, which has {dimensions} dimensions",
+            f"it is no topology of {kind}, which has {dimensions} dimensions, the first two even "
+            "in all slices of four chips and more",
             f"give e.g. {kind}:{figures['default']}",
         )
     topology = f"{kind}:{'x'.join(map(str, shape))}"
     return TargetSpec(text, kind, "tpu", math.prod(shape), topology, figures)
+
+
+def _made_of_hosts(shape: tuple[int, ...]) -> bool:
+    """A host has 2x2 chips; smaller slices are a part of one, in a plane."""
+    first, second = shape[:2]
+    if 1 <= math.prod(shape) < CHIPS_PER_HOST:
+        return max(first, second) == math.prod(shape) != 3
+    return min(shape) >= 1 and first % 2 == 0 == second % 2
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -154,21 +165,39 @@ def install_command(platform: str) -> str:
     return f"uv sync --extra {EXTRAS[platform]}"
 
 
+def list_targets() -> list[dict[str, Any]]:
+    """One row per kind: ``target`` (an example), ``kind, platform, source``, the ``extra`` that it
+    needs, and of one device ``memory`` in bytes, ``bandwidth`` in bytes/s, ``peak_bf16`` in FLOP/s.
+    """
+    return [
+        {
+            "target": f"{kind}:{8 if figures['platform'] == 'cuda' else figures['default']}",
+            "kind": kind,
+            "platform": figures["platform"],
+            "memory": figures["memory"],
+            "bandwidth": figures["bandwidth"],
+            "peak_bf16": figures["peak"]["bfloat16"],
+            "extra": EXTRAS[figures["platform"]],
+            "source": figures["source"],
+        }
+        for kind, figures in known_targets().items()
+    ]
+
+
 def targets_text() -> str:
     """The answer to ``--list-targets``."""
     lines = ["auto: the attached devices", ""]
     head = ("target", "memory", "bandwidth", "bf16 peak", "needs", "figures from")
-    rows = [head]
-    for kind, figures in known_targets().items():
-        example = f"{kind}:8" if figures["platform"] == "cuda" else f"{kind}:{figures['default']}"
+    rows: list[tuple[str, ...]] = [head]
+    for row in list_targets():
         rows.append(
             (
-                example,
-                f"{figures['memory'] / 1e9:.0f} GB",
-                f"{figures['bandwidth'] / 1e12:.2f} TB/s",
-                f"{figures['peak']['bfloat16'] / 1e12:.0f} TFLOP/s",
-                install_command(figures["platform"]),
-                figures["source"],
+                row["target"],
+                f"{row['memory'] / 1e9:.0f} GB",
+                f"{row['bandwidth'] / 1e12:.2f} TB/s",
+                f"{row['peak_bf16'] / 1e12:.0f} TFLOP/s",
+                install_command(row["platform"]),
+                row["source"],
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]

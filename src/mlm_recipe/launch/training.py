@@ -60,11 +60,12 @@ def train_to_the_end(
     run_dir = plan.config_file.parent
     failed: set[str] = set()
     while True:
+        host = HostFacts.now()
         ended = _train_once(plan, trainer)
         trainer = None
         if ended.returncode in _ITS_OWN or _foreseen(run_dir, ended):
             return _shell_code(ended.returncode)
-        failure = classify(ended, catalogue, host=HostFacts.now())
+        failure = classify(ended, catalogue, host=host)
         action = policy.decide(failure)
         record_death(run_dir, failure, ended, action, plan.variant)
         say(f"training died: {failure.kind}: {failure.message or failure.signature}")

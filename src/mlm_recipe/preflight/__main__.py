@@ -24,7 +24,10 @@ def main() -> int:
     parser.add_argument("--entry", help="pkg.mod:build or path/file.py:build")
     parser.add_argument("--target", default="auto", help="attached devices, or e.g. h200:8")
     parser.add_argument("--directory", type=Path, help="where to write")
+    parser.add_argument("--capture-target", type=Path, help="write the attached devices to a file")
     options = parser.parse_args()
+    if options.capture_target is not None:
+        return _capture(options.capture_target)
     if options.spec is not None:
         spec = Spec.read(options.spec)
     elif options.entry and options.directory:
@@ -41,6 +44,19 @@ def main() -> int:
     from mlm_recipe.preflight.child import run
 
     return run(spec, phases)
+
+
+def _capture(path: Path) -> int:
+    """0, or 31 (environment) where there is nothing to capture."""
+    from mlm_recipe.preflight.capture import capture_target
+    from mlm_recipe.preflight.targets import TargetUnavailableError
+
+    try:
+        print(capture_target(path))
+    except TargetUnavailableError as error:
+        print(error, file=sys.stderr)
+        return 31
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,13 +16,15 @@ _REPLICATED_SHARE = 0.02
 _MOST_NAMED = 5
 
 
-def audit_donation(lowered: Any, compiled: Any, alias_bytes: float, severity: str) -> AuditResult:
+def audit_donation(
+    lowered: Any, compiled: Any, alias_bytes: float | None, severity: str
+) -> AuditResult:
     """Donated buffers are reused; where not, the state is held twice.
 
     Args:
         lowered: ``jax.stages.Lowered``; says which arguments are donated.
         compiled: ``jax.stages.Compiled``; says how they are sharded.
-        alias_bytes: bytes per device that XLA aliased.
+        alias_bytes: bytes per device that XLA aliased; None where it does not tell.
         severity: of a finding.
     """
     pairs = zip(_leaves(lowered.args_info), _leaves(compiled.input_shardings), strict=True)
@@ -31,8 +33,8 @@ def audit_donation(lowered: Any, compiled: Any, alias_bytes: float, severity: st
         for info, sharding in pairs
         if info is not None and info.donated
     )
-    if donated == 0:
-        return AuditResult("donation", details={"donated_bytes": 0})
+    if donated == 0 or alias_bytes is None:
+        return AuditResult("donation", details={"donated_bytes": donated})
     details = {"donated_bytes": donated, "aliased_bytes": alias_bytes}
     if alias_bytes >= _DONATED_SHARE * donated:
         return AuditResult("donation", details=details)

@@ -25,7 +25,11 @@ def parameter_layouts(program: StepProgram, compiled: Any) -> list[dict[str, Any
         return []
     leaves = program.parameters(program.dynamic_args)
     chosen = program.parameters(formats[0])
-    return [_record(name, leaf, chosen[name]) for name, leaf in leaves.items()]
+    return [
+        _record(name, leaf, chosen[name])
+        for name, leaf in leaves.items()
+        if getattr(chosen[name], "layout", None) is not None  # jax drops unused arguments
+    ]
 
 
 def _record(name: str, leaf: Any, chosen: Any) -> dict[str, Any]:
@@ -33,10 +37,11 @@ def _record(name: str, leaf: Any, chosen: Any) -> dict[str, Any]:
     shape = chosen.sharding.shard_shape(leaf.shape)
     order = tuple(layout.major_to_minor)
     tiling = tuple(tuple(tile) for tile in (layout.tiling or ()))
-    itemsize = np.dtype(leaf.dtype).itemsize
-    logical = math.prod(shape) * itemsize
+    # XLA packs int4 and the like, numpy does not.
+    bits = layout.sub_byte_element_size_in_bits or 8 * np.dtype(leaf.dtype).itemsize
+    logical = -(-math.prod(shape) * bits // 8)
     physical = [shape[axis] for axis in order]
-    device = tiled_elements(physical, tiling[0] if tiling else ()) * itemsize
+    device = -(-tiled_elements(physical, tiling[0] if tiling else ()) * bits // 8)
     return {
         "leaf": name,
         "shape": list(shape),

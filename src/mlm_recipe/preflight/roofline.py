@@ -20,5 +20,5 @@ def roofline_seconds(
     if flops is None or peak is None or target.bandwidth is None:
         return None
     arithmetic = flops / len(target.devices) / peak
-    traffic = (memory["arguments"] + memory["outputs"]) / target.bandwidth
+    traffic = ((memory["arguments"] or 0) + (memory["outputs"] or 0)) / target.bandwidth
     return max(arithmetic, traffic)

@@ -4,6 +4,7 @@ Absent GPUs come from a description of the device (XLA's ``GpuTargetConfigProto`
 libtpu's own knowledge. What is compiled for them is evidence and is never run.
 """
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,11 @@ from typing import Any
 
 import jax
 
-from mlm_recipe.guard.targets import TargetSpec, install_command, parse_target
+from mlm_recipe.guard.targets import CHIPS_PER_HOST, TargetSpec, install_command, parse_target
 from mlm_recipe.preflight.program import StepProgram
 
 GIB = 2**30
 TARGET_CONFIG = "target_config.txtpb"
-_TPU_RESERVED = GIB // 4  # libtpu 0.0.48 on v5e: 15.75 of 16 GiB are available
 
 _NOT_PROVED = {
     "cuda": (
@@ -111,7 +111,7 @@ def open_target(name: str, limit: Callable[[str], float]) -> Target:
 def _attached(spec: TargetSpec, limit: Callable[[str], float]) -> Target:
     devices = jax.devices()
     first = devices[0]
-    platform: str = {"gpu": "cuda"}.get(first.platform, first.platform)
+    platform = "cuda" if first.platform == "gpu" else str(first.platform)
     if platform == "cpu":
         memory = float(_host_memory()) / len(devices)
         budget = memory
@@ -134,10 +134,15 @@ def _host_memory() -> int:
 
 
 def _absent_tpus(spec: TargetSpec) -> Target:
-    devices = _topology(spec, lambda get: get(spec.topology, "tpu"))
-    memory = float(spec.figures["memory"])
-    kind = devices[0].device_kind
-    return Target(spec, devices, "tpu", kind, True, memory - _TPU_RESERVED, memory)
+    figures, options = spec.figures, {}
+    if "chip_config" in figures:
+        options["chip_config_name"] = figures["chip_config"]
+    if (spec.count or 0) < CHIPS_PER_HOST:
+        sides = [int(side) for side in spec.topology.partition(":")[2].split("x")]
+        options["chips_per_host_bounds"] = [*sides, 1][:3]
+    devices = _topology(spec, lambda get: get(spec.topology, "tpu", **options))
+    available, memory = float(figures["available"]), float(figures["memory"])
+    return Target(spec, devices, "tpu", devices[0].device_kind, True, available, memory)
 
 
 def _absent_gpus(spec: TargetSpec, limit: Callable[[str], float]) -> Target:
@@ -167,11 +172,18 @@ def _topology(spec: TargetSpec, make: Callable[[Callable[..., Any]], Any]) -> li
     try:
         return list(make(topologies.get_topology_desc).devices)
     except Exception as error:  # jax raises many types here; each means the same to us
-        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TargetUnavailableError(
-            f"--target {spec.name}: the compiler for {spec.platform} devices does not make them "
-            f"({text}); install it: {install_command(spec.platform)}"
-        ) from error
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if _is_installed(spec.platform):
+            problem = f"the installed compiler does not make such {spec.platform} devices ({said})"
+        else:
+            problem = f"the compiler for {spec.platform} devices is not installed ({said}); "
+            problem += f"install it: {install_command(spec.platform)}"
+        raise TargetUnavailableError(f"--target {spec.name}: {problem}") from error
+
+
+def _is_installed(platform: str) -> bool:
+    modules = {"tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin")}
+    return any(importlib.util.find_spec(name) is not None for name in modules[platform])
 
 
 def gpu_description(spec: TargetSpec) -> str:
