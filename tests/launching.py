@@ -61,12 +61,16 @@ def small_corpus(output_dir: Path) -> dict[str, Any]:
     return {"austen": {"source": {"type": "url", **urls}}}
 
 
-def command(output_dir: Path, **overrides: Any) -> list[str]:
-    """The launcher's command line; ``trainer__id="x"`` stands for ``--trainer.id x``."""
+def command(output_dir: Path, *options: str, **overrides: Any) -> list[str]:
+    """The launcher's command line; ``trainer__id="x"`` stands for ``--trainer.id x``.
+
+    Without a preflight, which takes as long as the run, unless ``guard__preflight=True``.
+    """
     values = {**SMALL, "output_dir": str(output_dir), "data.cache_dir": str(output_dir / "cache")}
     values["data.components"] = small_corpus(output_dir)
+    values |= {"guard.preflight": False, "guard.cache_dir": str(output_dir / "guard")}
     values |= {key.replace("__", "."): value for key, value in overrides.items()}
-    words = [sys.executable, "-m", "mlm_recipe.train", "--config", str(TINY_CONFIG)]
+    words = [sys.executable, "-m", "mlm_recipe.train", "--config", str(TINY_CONFIG), *options]
     for key, value in values.items():
         text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
         words += [f"--{key}", text.removesuffix("...\n").strip()]
@@ -74,11 +78,15 @@ def command(output_dir: Path, **overrides: Any) -> list[str]:
 
 
 def launch(
-    output_dir: Path, *, env: dict[str, str] | None = None, timeout: float = 300, **overrides: Any
+    output_dir: Path,
+    *options: str,
+    env: dict[str, str] | None = None,
+    timeout: float = 300,
+    **overrides: Any,
 ) -> Finished:
     """Run the launcher in the repository, to its end."""
     done = subprocess.run(
-        command(output_dir, **overrides),
+        command(output_dir, *options, **overrides),
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,

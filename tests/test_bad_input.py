@@ -10,6 +10,8 @@ import yaml
 from launching import ROOT, TINY_CONFIG, launch
 
 from mlm_recipe import train
+from mlm_recipe.launch.launch import Launch
+from mlm_recipe.launch.options import parse_options
 
 COMPONENT = "data.components.austen"
 
@@ -18,7 +20,7 @@ COMPONENT = "data.components.austen"
 def in_the_repository(monkeypatch):
     monkeypatch.chdir(ROOT)
     # Input that is not refused must not replace the test process by a training run.
-    monkeypatch.setattr(train, "exec_training", lambda *_: pytest.fail("was not refused"))
+    monkeypatch.setattr(Launch, "run", lambda *_: pytest.fail("was not refused"))
 
 
 def refuse(capsys, *words):
@@ -77,7 +79,16 @@ CASES = {
     "audit": (["--audit-batches", "-1"], "audit_batches = -1", "turns it off"),
     "stray word": (["train"], "'train'", "--section.field value"),
     "no value": (["--trainer.seed"], "--trainer.seed", "has no value"),
-    "not yet": (["--preflight-only"], "--preflight-only", "no preflight yet"),
+    "target unknown": (["--preflight-only", "--target", "h300:8"], "h300:8", "h200"),
+    "target of no size": (["--preflight-only", "--target", "h200:9"], "h200:9", "multiple"),
+    "topology": (["--preflight-only", "--target", "v5e:2x2x2"], "v5e:2x2x2", "2x4"),
+    "target without a value": (["--preflight-only", "--target"], "--target", "h200:8"),
+    "target in training": (["--target", "h200:8"], "attached devices only", "--preflight-only"),
+    "contradiction": (["--no-preflight", "--preflight-only"], "--no-preflight", "one of them"),
+    "variant": (["--variant", "faster"], "faster", "scanned_layers"),
+    "guard shares": (["--guard.memory_warn", "0.99"], "memory_warn = 0.99", "memory_refuse"),
+    "guard audit": (["--guard.audits.donation", "maybe"], "donation", "refuse"),
+    "guard catalogue": (["--guard.catalogue", "no.yaml"], "no.yaml", "guard.catalogue"),
 }
 
 
@@ -183,4 +194,4 @@ def test_every_shipped_configuration_is_valid(monkeypatch):
         words = ["--config", str(file), "--no-preflight"]
         if "corpus/" not in file.read_text():
             words += ["--data.tokenizer", "corpus/austen/tokenizer"]
-        train.effective_config(train.parse_options(words))
+        train.effective_config(parse_options(words))

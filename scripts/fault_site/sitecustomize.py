@@ -53,3 +53,31 @@ def _install():
 
 
 _install()
+
+
+def _die_while_training():
+    """``INJECT_TRAINING=DEATH@DIR``: once, as soon as a checkpoint is committed below DIR."""
+    import threading
+    import time
+
+    death, _, directory = os.environ.get("INJECT_TRAINING", "").partition("@")
+    if not death or "mlm_recipe.run" not in sys.orig_argv:
+        return
+    done = Path(directory) / f"died-of-{death}"
+
+    def watch():
+        while not list(Path(directory).glob("**/checkpoints/step-*/metadata.json")):
+            time.sleep(0.02)
+        done.touch()
+        if death.isdigit():
+            os._exit(int(death))
+        if death == "oom":
+            sys.stderr.write("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes\n")
+            sys.stderr.flush()
+        _meet("segv" if death == "segv" else "abort")
+
+    if not done.exists():
+        threading.Thread(target=watch, daemon=True).start()
+
+
+_die_while_training()

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlm_recipe.errors import ConfigError
-from mlm_recipe.guard.targets import parse_target, targets_text
+from mlm_recipe.guard.targets import targets_text
 from mlm_recipe.launch.checks import check_config
 from mlm_recipe.launch.help import help_text
 from mlm_recipe.launch.launch import Launch
-from mlm_recipe.launch.options import Options, parse_options
+from mlm_recipe.launch.options import Options, check_options, parse_options
 from mlm_recipe.launch.overlay import (
     Config,
     get_path,
@@ -29,6 +29,7 @@ from mlm_recipe.launch.overlay import (
 from mlm_recipe.launch.schema import load_schema
 
 EXIT_CONFIG_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 # Trackers that write files: the key of the place, and the place in the run directory.
 _TRACKER_PATHS = {"tensorboard": ("logdir", "tensorboard"), "json_file": ("output_path", ".")}
@@ -114,8 +115,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(targets_text())
             return 0
         config = effective_config(options)
-        for target in options.targets:
-            parse_target(target)
+        check_options(options, config)
         config_file = write_effective_config(config)
         sys.stdout.write(f"run {get_path(config, 'trainer.id')}: {config_file.parent}\n")
         sys.stdout.flush()
@@ -123,6 +123,8 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_CONFIG_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from mlm_recipe.data.tokenizer import TokenizerInfo
 from mlm_recipe.data.word_starts import word_start_table
 from mlm_recipe.errors import ConfigError
 from mlm_recipe.fit import check_fit
+from mlm_recipe.guard.catalogue import load_catalogue
+from mlm_recipe.guard.config import check_guard
 from mlm_recipe.launch.overlay import Config, get_path
 from mlm_recipe.launch.schema import Schema
 from mlm_recipe.model.checks import check_roberta
@@ -34,6 +36,9 @@ def check_config(config: Config, schema: Schema) -> None:
     model.pop("type", None)
     check_roberta(model)
     masking.num_masked_slots(model["max_seq_len"])
+    check_guard(config.get("guard") or {})
+    if catalogue := get_path(config, "guard.catalogue"):
+        load_catalogue(Path(catalogue))
     check_stop_strategy(get_path(config, "data.stop_strategy", "restart"))
     _check_components(config)
     _check_tokenizer(config, model, masking)

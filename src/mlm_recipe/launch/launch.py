@@ -1,11 +1,13 @@
 """One launch: prove, then train, in one place."""
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import draccus
@@ -25,6 +27,10 @@ from mlm_recipe.launch.trainer import Trainer
 from mlm_recipe.launch.training import Plan, train_to_the_end
 
 _MAY_TRAIN = frozenset({ExitCode.OK, ExitCode.FALLBACK})
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @dataclass
@@ -70,7 +76,13 @@ class Launch:
         )
 
     def run(self) -> int:
-        """Prove, and train unless that was all; returns the exit code."""
+        """Prove, and train unless that was all; returns the exit code.
+
+        Raises:
+            KeyboardInterrupt: we were asked to end while proving; no child is left.
+        """
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
         wanted = self.options.preflight
         if self.options.preflight_only:
             report = self._prove(self.options.targets or ["auto"])

@@ -1,11 +1,14 @@
 """The launcher's own words on the command line; everything else is an override."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mlm_recipe.errors import ConfigError
+from mlm_recipe.guard.targets import parse_target
 from mlm_recipe.guard.types import AS_CONFIGURED
+from mlm_recipe.guard.variants import load_variants
 
 
 @dataclass
@@ -86,4 +89,18 @@ def _check(options: Options) -> None:
             absent[0],
             "training runs on the attached devices only",
             "add --preflight-only to prove the step for it, or leave it out",
+        )
+
+
+def check_options(options: Options, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a target or variant that is not known."""
+    for target in options.targets:
+        parse_target(target)
+    known = load_variants((config.get("guard") or {}).get("variants")).specs
+    if options.variant not in (AS_CONFIGURED, *known):
+        raise ConfigError(
+            "--variant",
+            options.variant,
+            "there is no such variant",
+            f"use one of: {AS_CONFIGURED}, {', '.join(sorted(known))}",
         )

@@ -52,9 +52,9 @@ def _capture(path: Path) -> int:
     from mlm_recipe.preflight.targets import TargetUnavailableError
 
     try:
-        print(capture_target(path))
+        sys.stdout.write(f"{capture_target(path)}\n")
     except TargetUnavailableError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 31
     return 0
 
