@@ -1,5 +1,10 @@
 """Collectives are counted from HLO text, in loops as often as the loops run."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from mlm_recipe.preflight.collectives import collectives, rematerialization_warnings, shape_bytes
@@ -69,3 +74,120 @@ def test_warnings_of_the_partitioner_are_counted():
     )
     assert rematerialization_warnings(log * 2) == {"count": 2, "operations": ["%dot.7"]}
     assert rematerialization_warnings("nothing")["count"] == 0
+
+
+# Cut from XLA:GPU 0.11.2: a start's tuple holds its operands, in a tuple of their own.
+GPU = """\
+ENTRY %main (p: f32[1024,128]) -> f32[] {
+  %ar-start = ((f32[]), f32[]) all-reduce-start(%x), channel_id=4, to_apply=%add
+  %ar-done = f32[] all-reduce-done(%ar-start)
+  %ag-start = ((f32[1024,128]{0,1}), f32[1024,1024]{0,1}) all-gather-start(%y), channel_id=2
+  %ag-done = f32[1024,1024]{0,1} all-gather-done(%ag-start)
+  %rs-start = ((f32[1024,1024]{0,1}), f32[1024,128]{0,1}) reduce-scatter-start(%z), channel_id=5
+  %rs-done = f32[1024,128]{0,1} reduce-scatter-done(%rs-start)
+  %a2a-start = ((f32[8,4]), f32[8,4], u32[]) async-start(%w), calls=%wrapped
+  %a2a-update = ((f32[8,4]), f32[8,4], u32[]) async-update(%a2a-start), calls=%wrapped
+  ROOT %a2a-done = f32[8,4] async-done(%a2a-update), calls=%wrapped
+}
+
+%wrapped (q: f32[8,4]) -> f32[8,4] {
+  ROOT %a2a = f32[8,4]{1,0} all-to-all(%q), dimensions={0}
+}
+"""
+
+# Cut from libtpu 0.0.48: no trip count, one gather spread over three fusions, and a fusion that is
+# a reduce-scatter.
+TPU = """\
+%start (a: bf16[1,1024,128]) -> bf16[1,1024,1024] {
+  %ag.1 = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} all-gather(%a), channel_id=9, dimensions={2}
+  ROOT %c.1 = (bf16[1,1024,128], u32[]{:S(2)}) custom-call(%ag.1), \
+custom_call_target="AsyncCollectiveStart"
+}
+
+%middle (a: bf16[1,1024,128]) -> bf16[1,1024,1024] {
+  %ag.2 = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} all-gather(%a), channel_id=9, dimensions={2}
+  ROOT %t = (f32[8], bf16[1,1024,1024]) tuple(%d, %ag.2)
+}
+
+%done (a: bf16[1,1024,128]) -> bf16[1,1024,1024] {
+  %ag.3 = bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)} all-gather(%a), channel_id=9, dimensions={2}
+  ROOT %c.3 = bf16[1,1024,1024] custom-call(%ag.3), custom_call_target="AsyncCollectiveDone"
+}
+
+%all-reduce-scatter.clone.1 (input.2: f32[1024,1024]) -> f32[1024,128] {
+  %ar.5 = f32[1024,1024]{1,0:T(8,128)} all-reduce(%input.2), channel_id=6, to_apply=%add
+  ROOT %ds = f32[1024,128]{1,0:T(8,128)S(1)} dynamic-slice(%ar.5, %zero, %at)
+}
+
+%body (p: (s32[])) -> (s32[]) {
+  %f.1 = bf16[1,1024,1024] fusion(%x), kind=kCustom, calls=%start
+  %f.2 = bf16[1,1024,1024] fusion(%f.1), kind=kOutput, calls=%middle
+  %f.3 = bf16[1,1024,1024] fusion(%f.2), kind=kCustom, calls=%done
+  %f.4 = f32[1024,128]{1,0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.clone.1
+}
+
+%cond (p: (s32[])) -> pred[] {
+  %n = s32[]{:T(128)} constant(4)
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+ENTRY %main (p: f32[1024,128]) -> f32[] {
+  %while = (s32[]{:T(128)}) while(%t), condition=%cond, body=%body, backend_config={}
+}
+"""
+
+
+def test_asynchronous_pairs_of_a_gpu_count_their_results():
+    found = collectives(GPU)
+    assert found["all-reduce"] == {"count": 1, "bytes": 4}
+    assert found["all-gather"] == {"count": 1, "bytes": 4 * 1024 * 1024}
+    assert found["reduce-scatter"] == {"count": 1, "bytes": 4 * 1024 * 128}
+    assert found["all-to-all"] == {"count": 1, "bytes": 4 * 8 * 4}
+
+
+def test_what_a_tpu_spreads_over_fusions_counts_once_and_loops_are_marked():
+    found = collectives(TPU)
+    assert found["all-gather"] == {"count": 4, "bytes": 4 * 2 * 1024 * 1024, "in_unknown_loops": 1}
+    assert found["reduce-scatter"]["count"] == 4
+    assert found["reduce-scatter"]["bytes"] == 4 * 4 * 1024 * 128
+    assert found["all-reduce"]["count"] == 0
+
+
+def test_a_loop_that_says_nothing_at_all_counts_once_and_is_marked():
+    found = collectives(TPU.replace("direction=LT", "direction=NE"))
+    assert found["reduce-scatter"]["count"] == found["reduce-scatter"]["in_unknown_loops"] == 1
+
+
+REAL = """
+import json, jax, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from aot_entry import build
+from mlm_recipe.preflight.collectives import collectives
+from mlm_recipe.preflight.program import BuildContext
+program = build(BuildContext({}, jax.devices()))
+print(json.dumps(collectives(program.step.lower(*program.abstract_args).compile().as_text())))
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_real_sharded_step_on_virtual_devices(devices):
+    """Four layers in a scan: each gathered twice, each gradient reduced, and the loss."""
+    done = subprocess.run(
+        [sys.executable, "-c", REAL, os.path.dirname(__file__)],
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    if devices == 1:
+        assert {entry["count"] for entry in found.values()} == {0}
+        return
+    matrix = 4 * 1024 * 1024
+    assert found["all-gather"] == {"count": 8, "bytes": 8 * matrix}
+    assert found["all-reduce"] == {"count": 4 + 1, "bytes": 4 * matrix + 4}

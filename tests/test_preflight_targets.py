@@ -1,6 +1,7 @@
 """Names of targets, the table behind them, and what is said where a compiler is missing."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -181,8 +182,6 @@ def test_attached_devices_of_one_host_share_its_memory():
     )
     found = []
     for count in (1, 8):
-        import os
-
         flags = f"--xla_force_host_platform_device_count={count}"
         done = subprocess.run(
             [sys.executable, "-c", code],

@@ -31,6 +31,7 @@ from mlm_recipe.model.roberta import RobertaForMaskedLM
 from mlm_recipe.preflight.program import BuildContext, Gradient, StepProgram
 from mlm_recipe.recipe import Recipe
 from mlm_recipe.recipe import build as build_recipe
+from mlm_recipe.stored import as_stored, latest_checkpoint, stored_arrays
 from mlm_recipe.synthetic import place, synthetic_batch
 
 _GRADIENT_ROWS = 8
@@ -43,13 +44,15 @@ def build(context: BuildContext) -> list[StepProgram]:
     ``gradient_rows``, the examples of the gate's gradient.
 
     Raises:
-        ConfigError: see `recipe.build`.
+        ConfigError: see `recipe.build`; or the run's checkpoint does not fit the configuration.
         ValueError: the devices do not fit the mesh or the batch.
     """
     levanter.tracker.set_global_tracker(NoopTracker())
     if context.absent:
         let_haliax_run_nothing()
-    config = _placed(decode_config(context.arguments["config"]), context)
+    asked = decode_config(context.arguments["config"])
+    checkpoint = latest_checkpoint(asked)
+    config = _placed(asked, context)
     recipe = build_recipe(config, hooks=False)
     trainer = recipe.trainer
     steps = {"train_step": trainer._jit_train_step_fn_no_hook}
@@ -59,7 +62,7 @@ def build(context: BuildContext) -> list[StepProgram]:
     rows = int(context.arguments.get("gradient_rows") or 0)
     sizes = sorted(config.trainer.batch_schedule.unique_batch_sizes(), reverse=True)
     return [
-        _program(recipe, name if size == sizes[0] else f"{name}_of_{size}", step, size, rows)
+        _program(recipe, name if size == sizes[0] else f"{name}_of_{size}", step, size, rows, checkpoint)
         for size in sizes  # the largest first: its memory decides
         for name, step in steps.items()
     ]
@@ -76,12 +79,21 @@ def _placed(config: TrainMlmConfig, context: BuildContext) -> TrainMlmConfig:
 
 
 def _program(
-    recipe: Recipe, name: str, step: Any, batch_size: int, gradient_rows: int
+    recipe: Recipe,
+    name: str,
+    step: Any,
+    batch_size: int,
+    gradient_rows: int,
+    checkpoint: str | None,
 ) -> StepProgram:
     trainer, mesh = recipe.trainer, recipe.trainer.device_mesh
     Batch = Axis("batch", batch_size)
     with trainer:
         state = abstract_state(trainer, recipe.streams.dropout, recipe.init_model, mesh)
+        if checkpoint is not None:
+            run_id = str(recipe.config.trainer.id)
+            arrays = stored_arrays(checkpoint)
+            state = as_stored(state, arrays, checkpoint=checkpoint, run_id=run_id)
         batch = _batch_shapes(recipe, Batch)
         jitted, arguments = named_jit_call(step, state, (batch,), {})
 

@@ -151,7 +151,7 @@ def _captured(text: str) -> TargetSpec:
             raw["figures"],
             raw["description"],
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             "--target",
             text,
