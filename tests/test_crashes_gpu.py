@@ -91,11 +91,6 @@ def test_a_callback_cannot_be_lowered_without_its_device(tmp_path):
     assert failure.signature == "callback lowered without a device"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="guard/frames.py takes xla_bridge.py:canonicalize_platform, called while lowering, for "
-    "the start of a backend: phase jax_imported",
-)
 def test_that_callback_is_met_while_lowering(tmp_path):
     _, failure = run_crash("gpu_callback_needs_backend", tmp_path)
     assert failure is not None

@@ -51,7 +51,7 @@ def build(context: BuildContext) -> list[StepProgram]:
     if context.absent:
         let_haliax_run_nothing()
     asked = decode_config(context.arguments["config"])
-    checkpoint = latest_checkpoint(asked)
+    found = latest_checkpoint(asked)
     config = _placed(asked, context)
     recipe = build_recipe(config, hooks=False)
     trainer = recipe.trainer
@@ -62,7 +62,7 @@ def build(context: BuildContext) -> list[StepProgram]:
     rows = int(context.arguments.get("gradient_rows") or 0)
     sizes = sorted(config.trainer.batch_schedule.unique_batch_sizes(), reverse=True)
     return [
-        _program(recipe, name if size == sizes[0] else f"{name}_of_{size}", step, size, rows, checkpoint)
+        _program(recipe, f"{name}_of_{size}" if size < sizes[0] else name, step, size, rows, found)
         for size in sizes  # the largest first: its memory decides
         for name, step in steps.items()
     ]

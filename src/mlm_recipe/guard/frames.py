@@ -36,7 +36,7 @@ _RUN = re.compile(
     r"|get_token_input)|core\.py:block_until_ready"
 )
 _BACKEND = re.compile(
-    r"xla_bridge\.py:(backends|_init_backend|_get_backend_uncached|get_backend|make_\w+_client|\w+)"
+    r"xla_bridge\.py:(backends|_init_backend|_discover_and_register\w*|make_\w+|_make_\w+)\b"
     r"|xla_client\.py:make_\w+"
 )
 _IMPORT = re.compile(r"<frozen importlib\._bootstrap.*")

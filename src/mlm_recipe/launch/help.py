@@ -10,16 +10,28 @@ from mlm_recipe.launch.schema import Schema, describe
 _USAGE = """\
 usage: python -m mlm_recipe.train --config PATH [options] [--section.field value ...]
 
-Pretrains a RoBERTa-style masked language model as the YAML file says.
+Proves the train step of a RoBERTa-style masked language model in a child process, then trains it,
+as the YAML file says.
 
 options:
   --config PATH           the configuration, e.g. config/roberta_tiny.yaml
   --section.field value   replace any value of it; VALUE is YAML, e.g. {type: noop}
-  --no-preflight          train without compiling the step in a child first (now the only mode)
+  --preflight-only        prove the train step, report, and stop
+  --target KIND           with --preflight-only: prove it for devices that are not there, e.g.
+                          h200:8, v5e:2x4, v5e-16 or a captured description; repeatable
+  --list-targets          the kinds that --target knows
+  --no-preflight          train without proving anything first
+  --variant NAME          begin with this variant instead of as configured
+  --strict                a fallback is a failure
+  --force                 forget what is remembered of earlier preflights
   --audit-batches N       audit the masks of the first N batches (0: off)
-  --help [block]          this text, or the fields of a block, e.g. --help trainer.checkpointer
+  --help [block]          this text, or the fields of a block, e.g. --help guard
 
-exit codes: 0 trained to the last step; 1 training failed; 2 the input must be corrected.
+exit codes: 0 trained to the last step, or proved as configured; 10 proved by a fallback (only
+preflight); 1 training failed; 2 the input must be corrected; 20 no variant compiles; 21 none fits
+memory; 22 none runs; 23 the numbers are others; 24 an audit refused; 31 the machine or the
+installation; 32 not decidable here; 40 out of time; 70 a bug of the guard; 130 interrupted; 128 + N
+training died of signal N.
 """
 
 

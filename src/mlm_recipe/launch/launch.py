@@ -15,7 +15,7 @@ import draccus
 from mlm_recipe.guard.catalogue import load_catalogue
 from mlm_recipe.guard.config import GuardConfig
 from mlm_recipe.guard.exits import ExitCode
-from mlm_recipe.guard.report import Report, TargetReport
+from mlm_recipe.guard.report import Report
 from mlm_recipe.guard.table import print_report
 from mlm_recipe.guard.types import AS_CONFIGURED, Failure, Variant
 from mlm_recipe.guard.variants import apply_flags
@@ -31,6 +31,17 @@ _MAY_TRAIN = frozenset({ExitCode.OK, ExitCode.FALLBACK})
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _chosen(report: Report) -> Variant:
+    """What the report found to hold on the attached devices."""
+    raw: Mapping[str, Any] = report.targets[0].variant or {"name": AS_CONFIGURED}
+    return Variant(
+        raw["name"],
+        xla_flags=raw.get("xla_flags") or {},
+        env=raw.get("env") or {},
+        overrides=raw.get("overrides") or {},
+    )
 
 
 @dataclass
@@ -83,13 +94,11 @@ class Launch:
         """
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)
-        wanted = self.options.preflight
+        (self.run_dir / "preflight.json").unlink(missing_ok=True)
         if self.options.preflight_only:
-            report = self._prove(self.options.targets or ["auto"])
-            return int(report.exit_code)
-        if wanted is False or not self.guard.preflight:
-            plan = Plan(self.options.variant, self.config_file, self.environ)
-            return self._train(plan, None)
+            return int(self._prove(self.options.targets or ["auto"]).exit_code)
+        if self.options.preflight is False or not self.guard.preflight:
+            return self._train(self._plan(self.preflight.first_variant(self.options.variant)), None)
         trainer = self._start_trainer_early()
         try:
             report = self._prove(["auto"])
@@ -99,7 +108,7 @@ class Launch:
         if report.exit_code not in _MAY_TRAIN:
             trainer.dismiss()
             return int(report.exit_code)
-        return self._train(self._plan(report.targets[0]), trainer)
+        return self._train(self._plan(_chosen(report)), trainer)
 
     def _start_trainer_early(self) -> Trainer:
         """It imports while the preflight works; it touches no device until it is told to."""
@@ -111,20 +120,15 @@ class Launch:
         print_report(report, sys.stderr)
         return report
 
-    def _plan(self, report: TargetReport) -> Plan:
-        """Write the chosen variant into the configuration of the run."""
-        raw: Mapping[str, Any] = report.variant or {"name": AS_CONFIGURED}
-        variant = Variant(
-            raw["name"],
-            xla_flags=raw.get("xla_flags") or {},
-            env=raw.get("env") or {},
-            overrides=raw.get("overrides") or {},
-        )
+    def _plan(self, variant: Variant) -> Plan:
+        """Write the variant into the configuration of the run."""
         config = with_overrides(self.config, variant)
         set_path(config, "guard.variant", variant.name)
         write_yaml(config, self.config_file)
         environ = apply_flags(variant, self.environ)
-        environ["MLM_RECIPE_PREFLIGHT"] = str((self.run_dir / "preflight.json").resolve())
+        report = self.run_dir / "preflight.json"
+        if report.exists():
+            environ["MLM_RECIPE_PREFLIGHT"] = str(report.resolve())
         return Plan(variant.name, self.config_file, environ)
 
     def _train(self, plan: Plan, trainer: Trainer | None) -> int:
@@ -145,5 +149,4 @@ class Launch:
         )
         report.write(self.run_dir / "preflight.json")
         print_report(report, sys.stderr)
-        chosen = report.targets[0]
-        return self._plan(chosen) if chosen.variant is not None else None
+        return self._plan(_chosen(report)) if report.targets[0].variant is not None else None

@@ -111,7 +111,6 @@ class Preflight:
 
     def _prove(self, target: str, start: str, died: Mapping[str, Failure]) -> TargetReport:
         context = self._context(target)
-        first = self.variants.resolve(start, context)
         job = Job(
             entry=ENTRY,
             arguments=lambda variant: {"config": with_overrides(self.config, variant)},
@@ -128,9 +127,14 @@ class Preflight:
             memory=self._memory,
             key=lambda variant: self._key(variant, target),
             died=died,
-            start=first or Variant(AS_CONFIGURED, neutrality=Neutrality.SAME_PLAN),
+            start=self.first_variant(start, target),
             say=lambda line: self.say(f"preflight {target}: {line}"),
         )
+
+    def first_variant(self, name: str, target: str = "auto") -> Variant:
+        """The variant of that name, or as configured where it would change nothing here."""
+        found = self.variants.resolve(name, self._context(target))
+        return found or Variant(AS_CONFIGURED, neutrality=Neutrality.SAME_PLAN)
 
     def _reference_arguments(self, rows: int) -> Mapping[str, Any]:
         reference = Variant("reference", overrides=_ON_ONE_CPU)
@@ -152,12 +156,6 @@ class Preflight:
     def _memory(self) -> VerdictMemory:
         directory = Path(self.guard.cache_dir) / "verdicts"
         return VerdictMemory(directory, remember_days=self.guard.remember_days, force=self.force)
-
-    def remembers_a_pass(self) -> bool:
-        """Whether as configured is known to hold on the attached devices."""
-        as_configured = Variant(AS_CONFIGURED, neutrality=Neutrality.SAME_PLAN)
-        known = self._memory.find(self._key(as_configured, "auto"))
-        return known is not None and known.passed
 
     def _key(self, variant: Variant, target: str) -> str:
         attached = target == "auto"
