@@ -15,6 +15,7 @@ from mlm_recipe.guard.types import ChildExit, Failure
 
 CRASHES = Path(__file__).parent / "crashes"
 _SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow  # a minute and more of real deaths; their logs are in golden/logs
 
 
 @dataclass(frozen=True)

@@ -43,14 +43,16 @@ class RestartPolicy:
     budget: int
     deaths: list[Failure] = field(default_factory=list)
 
-    def decide(self, failure: Failure, *, interrupted: bool = False) -> Action:
+    def decide(self, failure: Failure) -> Action:
         """Record a death and say what follows.
 
         An unknown death is tried again as it is, once; the same signature twice is deterministic.
         """
         seen = [death.signature for death in self.deaths]
         self.deaths.append(failure)
-        if interrupted or failure.kind in _STOPS or len(self.deaths) > self.budget:
+        if failure.kind in _STOPS or failure.reason == "interrupted":
+            return Action.STOP
+        if len(self.deaths) > self.budget:
             return Action.STOP
         if failure.transient or failure.kind in _TRANSIENT:
             return Action.RESTART
