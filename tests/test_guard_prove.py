@@ -61,7 +61,6 @@ def test_without_a_fault_one_child_is_enough(tmp_path):
         ("segv@compile_begin", "compile_crash"),
         ("abort@budgeted", "runtime_crash"),
         ("exception@compile_begin", "compile_error"),
-        ("memory@compile_begin", "out_of_memory"),
         ("hang@compile_begin", "timeout"),
         ("hang@budgeted", "timeout"),
     ],
@@ -80,6 +79,14 @@ def test_a_fallback_passes_where_as_configured_dies(tmp_path, fault, kind):
         assert first.failure["kind"] == kind
     assert report.variant is not None and report.variant["name"] != "as_configured"
     assert report.numerics is None or report.numerics["precision"] == "float32"
+
+
+def test_a_host_without_memory_is_called_that_where_no_flag_helps(tmp_path):
+    report = prove_with(tmp_path, "memory@compile_begin", host_memory_gib=4.0)
+    first = report.attempts[0]
+    assert first.failure is not None and first.failure["kind"] == "out_of_memory"
+    assert first.failure["reason"] == "host" and first.peak_rss > 4.0 * 2**30
+    assert report.exit_code == 21
 
 
 def test_every_death_leaves_a_reproducer_with_the_program(tmp_path):

@@ -178,13 +178,14 @@ class Search:
         yield from ((name, "remedy") for name in failure.remedies)
         if failure.last_pass is not None and "disable_last_pass" not in failure.remedies:
             yield "disable_last_pass", "generic"
-        if failure.kind is FailureKind.OUT_OF_MEMORY:
-            groups = ["host_memory" if failure.reason == "host" else "memory"]
-        else:
-            groups = ["flags", "program", "sharding"]
+        groups = ["flags", "program", "sharding"]
+        if failure.kind is FailureKind.OUT_OF_MEMORY:  # another program may compile in less
+            groups = ["host_memory", *groups] if failure.reason == "host" else ["memory"]
+        given = {*failure.remedies, "disable_last_pass"}
         for group in groups:
             for name in self._variants.generic(group, failure.kind):
-                if name not in failure.remedies and name != "disable_last_pass":
+                if name not in given:
+                    given.add(name)
                     yield name, "generic"
 
     def _rung(self, name: str, role: str, base: Variant, failure: Failure) -> Attempted | None:
