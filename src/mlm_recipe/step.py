@@ -165,8 +165,9 @@ def _parameters(args: tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def _name(path: Any) -> str:
-    keys = (getattr(key, "name", None) or str(getattr(key, "key", key)) for key in path)
-    return ".".join(key for key in keys if key != "array")
+    """Dotted field names; the array of a NamedArray adds nothing to them."""
+    kept = (key for key in path if not isinstance(key, jax.tree_util.FlattenedIndexKey))
+    return ".".join(str(getattr(key, "name", None) or getattr(key, "key", key)) for key in kept)
 
 
 def _gradient(recipe: Recipe, rows: int) -> Gradient:

@@ -148,6 +148,20 @@ def _notes(target: TargetReport) -> list[str]:
             if audit["verdict"] != "ok":
                 where = f" ({audit['where']})" if audit.get("where") else ""
                 lines.append(f"{name}: {program['name']}: {audit['message']}{where}")
+    lines += _layouts(name, target)
     lines += [f"{name}: not proved: {text}" for text in target.target.get("not_proved") or ()]
     lines += [f"{name}: reproducer: {a.bundle}" for a in target.attempts if a.bundle]
     return list(dict.fromkeys(lines))
+
+
+def _layouts(name: str, target: TargetReport) -> list[str]:
+    """What an exporter should know of a TPU's parameters."""
+    layouts = next((p["layouts"] for p in target.programs if p.get("layouts")), [])
+    padded = sum(bool(leaf["padded"]) for leaf in layouts)
+    permuted = sum(bool(leaf["permuted"]) for leaf in layouts)
+    if not padded and not permuted:
+        return []
+    return [
+        f"{name}: for the exporter: of {len(layouts)} leaves {padded} are padded to "
+        f"tiles and {permuted} permuted on the device (programs[].layouts)"
+    ]
