@@ -72,7 +72,10 @@ def _die_while_training():
         if death.isdigit():
             os._exit(int(death))
         if death == "oom":
-            sys.stderr.write("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes\n")
+            sys.stderr.write(
+                "F1201 10:00:00.000000 1 planted.cc:1] Check failed: status is OK "
+                "(RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes)\n"
+            )
             sys.stderr.flush()
         _meet("segv" if death == "segv" else "abort")
 
