@@ -68,7 +68,7 @@ def command(output_dir: Path, *options: str, **overrides: Any) -> list[str]:
     """
     values = {**SMALL, "output_dir": str(output_dir), "data.cache_dir": str(output_dir / "cache")}
     values["data.components"] = small_corpus(output_dir)
-    values |= {"guard.preflight": False, "guard.cache_dir": str(output_dir / "guard")}
+    values |= {"guard.preflight": False, "guard.cache_dir": str(output_dir / "cache/guard")}
     values |= {key.replace("__", "."): value for key, value in overrides.items()}
     words = [sys.executable, "-m", "mlm_recipe.train", "--config", str(TINY_CONFIG), *options]
     for key, value in values.items():
