@@ -36,7 +36,8 @@ _RUN = re.compile(
     r"|get_token_input)|core\.py:block_until_ready"
 )
 _BACKEND = re.compile(
-    r"xla_bridge\.py:(backends|_init_backend|_discover_and_register\w*|make_\w+|_make_\w+)\b"
+    r"xla_bridge\.py:(backends|_init_backend|_discover_and_register\w*|_?make_\w+"
+    r"|_?get_backend\w*|canonicalize_platform)"
     r"|xla_client\.py:make_\w+"
 )
 _IMPORT = re.compile(r"<frozen importlib\._bootstrap.*")
