@@ -36,10 +36,11 @@ _RUN = re.compile(
     r"|get_token_input)|core\.py:block_until_ready"
 )
 _BACKEND = re.compile(
-    r"xla_bridge\.py:(backends|_init_backend|_discover_and_register\w*|_?make_\w+"
-    r"|_?get_backend\w*|canonicalize_platform)"
+    r"xla_bridge\.py:(backends|_init_backend|_discover_and_register\w*|_?make_\w+)"
     r"|xla_client\.py:make_\w+"
 )
+# Lowering and running ask for a backend too: these tell only when no other frame does.
+_ASKED_BACKEND = re.compile(r"xla_bridge\.py:(_?get_backend\w*|canonicalize_platform)")
 _IMPORT = re.compile(r"<frozen importlib\._bootstrap.*")
 _ORDER = (
     (Phase.COMPILE_BEGIN, _COMPILE),
@@ -112,6 +113,9 @@ def phase_of(frames: Sequence[Frame]) -> tuple[Phase | None, Frame | None]:
         for phase, pattern in _ORDER:
             if pattern.fullmatch(place):
                 return phase, frame
+    for frame in frames:
+        if frame.in_jax and _ASKED_BACKEND.fullmatch(frame.place):
+            return Phase.JAX_IMPORTED, frame
     return None, None
 
 
