@@ -391,3 +391,15 @@ def test_a_bad_file_is_refused_by_name(tmp_path, text, words):
     assert all(word in str(caught.value) for word in words)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_catalogue(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("fault", ["", "Fatal Python error: Aborted\n\n"])
+def test_an_exception_that_was_handled_is_not_why_a_signal_came(fault):
+    log = (
+        "ERROR:root:going on\nTraceback (most recent call last):\n"
+        '  File "x.py", line 2, in <module>\n'
+        "ModuleNotFoundError: No module named 'optional'\n"
+    )
+    found = read(log + fault, ABRT)
+    assert found.signature == "SIGABRT" and found.ladder
+    assert read(log, 1).kind == "environment"

@@ -101,13 +101,26 @@ def test_a_success_that_cannot_fit_is_none(tmp_path):
         (["--timeout", "-1", "--", "true"], "not a positive number"),
         (["--timeout", "soon", "--", "true"], "invalid"),
         (["--catalogue", "absent.yaml", "--", "true"], "cannot be read"),
-        (["--log", "/proc/none/log", "--", "true"], "guard: "),
+        (["--log", "/proc/none/log", "--", "true"], "--log = '/proc/none/log'"),
+        (["--json", "/", "--", "true"], "--json = '/'"),
     ],
 )
 def test_bad_usage(arguments, words):
     done = guard(*arguments)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_older_record_is_not_read_as_this_runs(tmp_path):
+    record = tmp_path / "record.json"
+    record.write_text('{"kind": null}')
+    words = ["--json", str(record), *python("import time; time.sleep(60)")]
+    with subprocess.Popen([*GUARD, *words], stderr=subprocess.DEVNULL) as run:
+        deadline = time.monotonic() + 20
+        while record.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        run.send_signal(signal.SIGTERM)
+    assert run.returncode == 128 + signal.SIGTERM and not record.exists()
 
 
 def test_help_says_what_it_does():

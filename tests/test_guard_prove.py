@@ -61,13 +61,16 @@ def test_without_a_fault_one_child_is_enough(tmp_path):
         ("segv@compile_begin", "compile_crash"),
         ("abort@budgeted", "runtime_crash"),
         ("exception@compile_begin", "compile_error"),
+        ("hang@traced", "timeout"),
         ("hang@compile_begin", "timeout"),
         ("hang@budgeted", "timeout"),
     ],
 )
 def test_a_fallback_passes_where_as_configured_dies(tmp_path, fault, kind):
     extra: dict[str, Any] = (
-        {"compile_seconds": 15.0, "execute_seconds": 15.0} if "hang" in fault else {}
+        {"start_seconds": 25.0, "compile_seconds": 15.0, "execute_seconds": 15.0}
+        if "hang" in fault
+        else {}
     )
     extra |= {"host_memory_gib": 4.0} if "memory" in fault else {}
     report = prove_with(tmp_path, fault, **extra)

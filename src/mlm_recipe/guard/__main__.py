@@ -158,7 +158,8 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> int:
             memory_bytes=int(options.memory_gib * 2**30) if options.memory_gib else None,
             grace_seconds=options.grace,
         )
-        log_path.parent.mkdir(parents=True, exist_ok=True)
+        _make_writable("--log", options.log)
+        _make_writable("--json", options.json)
         log_path.write_bytes(b"")
         host = HostFacts.now()
         with _Echo(log_path):
@@ -169,11 +170,28 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> int:
         if options.log is None:
             record["log_path"] = None
         if options.json is not None:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
             write_record(options.json, record)
     if failure is not None:
         _say(_verdict(exit, failure))
     return _exit_code(exit, failure)
+
+
+def _make_writable(option: str, path: Path | None) -> None:
+    """Found out before the command runs; an older file goes, lest it is read as this run's."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            option,
+            str(path),
+            f"it cannot be written ({error.strerror})",
+            "name a file in a directory that can be written",
+        ) from error
 
 
 def _exit_code(exit: ChildExit, failure: Failure | None) -> int:

@@ -57,7 +57,8 @@ def _where(exit: ChildExit, evidence: Evidence) -> tuple[str | None, Frame | Non
         if place is None or (inner is not None and not inner.in_jax):
             place = inner  # the program's own code, perhaps in a callback
     for found in evidence.raised if phase is None else ():
-        phase, place = phase_of(found.frames)
+        phase, found_place = phase_of(found.frames)
+        place = place or found_place
         if phase is not None:
             break
     if phase is None and exit.phase is None:

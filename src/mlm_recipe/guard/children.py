@@ -25,6 +25,10 @@ _WITHOUT_DEVICES = {
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
     "TPU_SKIP_MDS_QUERY": "1",
 }
+_BEFORE_COMPILATION = (
+    *(Phase.START, Phase.JAX_IMPORTED, Phase.BACKEND_READY, Phase.CONFIGURED),
+    *(Phase.TRACED, Phase.AUDITED, Phase.LOWERED),
+)
 _SHARED_CACHE = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 
 
@@ -143,12 +147,11 @@ class Children:
         return Limits(
             seconds=config.max_seconds,
             phase_seconds={
-                Phase.START: config.start_seconds,
-                Phase.JAX_IMPORTED: config.start_seconds,
-                Phase.BACKEND_READY: config.start_seconds,
-                Phase.CONFIGURED: config.start_seconds,
+                **{phase: config.start_seconds for phase in _BEFORE_COMPILATION},
                 Phase.COMPILE_BEGIN: config.compile_seconds,
+                Phase.COMPILED: config.start_seconds,  # reads what was compiled
                 Phase.BUDGETED: config.execute_seconds,
+                Phase.EXECUTED: config.execute_seconds,  # the numeric gate's measurement
             },
             memory_bytes=int(config.host_memory_gib * 2**30) if config.host_memory_gib else None,
         )

@@ -7,7 +7,7 @@ from mlm_recipe.guard.case import Case, message_of, read_case, signature_of
 from mlm_recipe.guard.catalogue import Catalogue
 from mlm_recipe.guard.host import HostFacts
 from mlm_recipe.guard.known import look_up
-from mlm_recipe.guard.raised import by_exception
+from mlm_recipe.guard.raised import JAX_ERRORS, by_exception
 from mlm_recipe.guard.record import signal_name
 from mlm_recipe.guard.status import Phase
 from mlm_recipe.guard.types import ChildExit, Failure, FailureKind
@@ -40,7 +40,7 @@ def classify(exit: ChildExit, catalogue: Catalogue, *, host: HostFacts | None) -
         or look_up(case, catalogue)
         or _by_contract(case)
         or _fatal(case)
-        or by_exception(case.evidence, case.phase)
+        or _raised(case)
         or _by_status(case)
     )
     message = failure.message or message_of(case)
@@ -119,6 +119,14 @@ def _killed(case: Case, host: HostFacts | None) -> Failure | None:
         "seen. Try again, and ask the scheduler.",
         transient=True,
     )
+
+
+def _raised(case: Case) -> Failure | None:
+    """By the exception; one of Python's own ends no process by a signal: it had been handled."""
+    raised = case.evidence.raised[:1]
+    if case.signal is not None and not any(found.name in JAX_ERRORS for found in raised):
+        return None
+    return by_exception(case.evidence, case.phase)
 
 
 def _by_contract(case: Case) -> Failure | None:

@@ -8,7 +8,7 @@ from mlm_recipe.guard.status import Phase
 from mlm_recipe.guard.types import Failure, FailureKind
 
 _STATUS = re.compile(r"^([A-Z]+(?:_[A-Z]+)*): ?(.*)", re.DOTALL)
-_JAX = frozenset({"JaxRuntimeError", "XlaRuntimeError"})
+JAX_ERRORS = frozenset({"JaxRuntimeError", "XlaRuntimeError"})
 _COMPILES = frozenset({Phase.LOWERED, Phase.COMPILE_BEGIN, Phase.COMPILED})
 _RUNS = frozenset({Phase.BUDGETED, Phase.EXECUTED, Phase.DONE})
 _TRANSIENT = frozenset({"UNAVAILABLE", "ABORTED", "CANCELLED", "DATA_LOSS"})
@@ -58,7 +58,7 @@ def by_exception(evidence: Evidence, phase: str | None) -> Failure | None:
         return None
     raised = _telling(evidence.raised)
     status = _STATUS.match(raised.message)
-    if raised.name in _JAX or (status and "_" in status[1]):
+    if raised.name in JAX_ERRORS or (status and "_" in status[1]):
         return _by_status(raised, status[1] if status else "", phase)
     return _by_type(raised, phase)
 

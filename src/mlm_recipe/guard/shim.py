@@ -53,7 +53,7 @@ def _become(command: list[str], shim: int) -> None:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        os.write(2, f"{command[0]}: command cannot be run: {error.strerror}\n".encode())
+        os.write(2, os.fsencode(f"{command[0]}: command cannot be run: {error.strerror}\n"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 

@@ -173,7 +173,9 @@ def _topology(spec: TargetSpec, make: Callable[[Callable[..., Any]], Any]) -> li
         return list(make(topologies.get_topology_desc).devices)
     except Exception as error:  # jax raises many types here; each means the same to us
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if _is_installed(spec.platform):
+        if "libtpu_lockfile" in str(error):
+            problem = "another process is using libtpu; wait for it to end, then start again"
+        elif _is_installed(spec.platform):
             problem = f"the installed compiler does not make such {spec.platform} devices ({said})"
         else:
             problem = f"the compiler for {spec.platform} devices is not installed ({said}); "
