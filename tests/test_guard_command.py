@@ -103,6 +103,8 @@ def test_a_success_that_cannot_fit_is_none(tmp_path):
         (["--catalogue", "absent.yaml", "--", "true"], "cannot be read"),
         (["--log", "/proc/none/log", "--", "true"], "--log = '/proc/none/log'"),
         (["--json", "/", "--", "true"], "--json = '/'"),
+        (["--json", "/dev/null", "--", "true"], "not a regular file"),
+        (["--log", "/tmp/a", "--json", "/tmp/a", "--", "true"], "--log names the same file"),
     ],
 )
 def test_bad_usage(arguments, words):

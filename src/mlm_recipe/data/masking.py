@@ -91,14 +91,11 @@ def mask_tokens(
     Raises ``ConfigError`` for whole words without ``word_starts``.
     """
     (Pos,) = tokens.axes
-    if Masked is None:
-        Masked = Axis("masked", config.num_masked_slots(Pos.size))
+    Masked = Masked or Axis("masked", config.num_masked_slots(Pos.size))
     rates = config.rates_at(0) if rates is None else rates
     # float32 at once: Python floats would add in float64, and traced rates draw other masks.
     rate, mask_fraction, random_fraction = (jnp.asarray(x, dtype=jnp.float32) for x in rates)
-    # One fold for all: on the CPU each draw takes half a second to compile.
-    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    select_key, kind_key, replacement_key, span_key = fold(key, jnp.asarray(list(MaskStream)))
+    select_key, kind_key, replacement_key, span_key = _stream_keys(key)
 
     ids, allowed, segments = tokens.array, maskable.array, segment_ids.array
     starts = _unit_starts(ids, allowed, segments, config, word_starts, span_key)
@@ -106,15 +103,10 @@ def mask_tokens(
         starts, allowed, segments, config, rate, Masked.size, select_key
     )
     positions, used = _slots(selected, Masked.size)
-
-    labels = jnp.where(used, ids[positions], 0)
     kinds = _kinds(used, mask_fraction, random_fraction, kind_key)
-    # The remainder favours no id by more than size / 2^32; randint compiles for longer.
-    choice = jax.random.bits(replacement_key, used.shape, dtype=jnp.uint32) % random_ids.size
-    seen = jnp.where(kinds == MaskKind.RANDOM, random_ids.array[choice], labels)
-    seen = jnp.where(kinds == MaskKind.MASK, mask_id, seen)
+    labels = jnp.where(used, ids[positions], 0)
+    seen = _seen(labels, kinds, mask_id, random_ids.array, replacement_key)
     input_ids = ids.at[jnp.where(used, positions, Pos.size)].set(seen, mode="drop")
-
     return MaskedTokens(
         input_ids=hax.named(input_ids, Pos),
         masked_positions=hax.named(positions, Masked),
@@ -123,6 +115,22 @@ def mask_tokens(
         masked_kinds=hax.named(kinds, Masked),
         overflow=hax.named(overflow, ()),
     )
+
+
+def _stream_keys(key: PRNGKeyArray) -> PRNGKeyArray:
+    """One for each ``MaskStream``, by one fold: on the CPU each takes half a second to compile."""
+    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return fold(key, jnp.asarray(list(MaskStream)))
+
+
+def _seen(
+    labels: jax.Array, kinds: jax.Array, mask_id: int, random_ids: jax.Array, key: PRNGKeyArray
+) -> jax.Array:
+    """What stands in each slot instead of its label."""
+    # The remainder favours no id by more than size / 2^32; randint compiles for longer.
+    choice = jax.random.bits(key, labels.shape, dtype=jnp.uint32) % random_ids.size
+    seen = jnp.where(kinds == MaskKind.RANDOM, random_ids[choice], labels)
+    return jnp.where(kinds == MaskKind.MASK, mask_id, seen)
 
 
 def _kinds(

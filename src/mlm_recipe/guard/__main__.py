@@ -158,8 +158,7 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> int:
             memory_bytes=int(options.memory_gib * 2**30) if options.memory_gib else None,
             grace_seconds=options.grace,
         )
-        _make_writable("--log", options.log)
-        _make_writable("--json", options.json)
+        _check_files(options.log, options.json)
         log_path.write_bytes(b"")
         host = HostFacts.now()
         with _Echo(log_path):
@@ -176,22 +175,27 @@ def _run(options: argparse.Namespace, catalogue: Catalogue) -> int:
     return _exit_code(exit, failure)
 
 
-def _make_writable(option: str, path: Path | None) -> None:
-    """Found out before the command runs; an older file goes, lest it is read as this run's."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.touch()
-        path.unlink()
-    except OSError as error:
-        raise ConfigError(
-            option,
-            str(path),
-            f"it cannot be written ({error.strerror})",
-            "name a file in a directory that can be written",
-        ) from error
+def _check_files(log: Path | None, record: Path | None) -> None:
+    """Before the command runs; an older record goes, lest it is read as this run's."""
+    if log is not None and record is not None and log.resolve() == record.resolve():
+        raise ConfigError("--json", str(record), "--log names the same file", "name another")
+    for option, path in (("--log", log), ("--json", record)):
+        if path is None:
+            continue
+        try:
+            if path.exists() and not path.is_file():  # a directory or a device: never replaced
+                raise OSError(0, "not a regular file")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        except OSError as error:
+            raise ConfigError(
+                option,
+                str(path),
+                f"it cannot be written ({error.strerror})",
+                "name a file in a directory that can be written",
+            ) from error
+    if record is not None:
+        record.unlink()
 
 
 def _exit_code(exit: ChildExit, failure: Failure | None) -> int:

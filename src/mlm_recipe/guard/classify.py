@@ -123,8 +123,8 @@ def _killed(case: Case, host: HostFacts | None) -> Failure | None:
 
 def _raised(case: Case) -> Failure | None:
     """By the exception; one of Python's own ends no process by a signal: it had been handled."""
-    raised = case.evidence.raised[:1]
-    if case.signal is not None and not any(found.name in JAX_ERRORS for found in raised):
+    of_jax = any(found.name in JAX_ERRORS for found in case.evidence.raised)
+    if case.signal is not None and not of_jax:
         return None
     return by_exception(case.evidence, case.phase)
 
